@@ -1,0 +1,13 @@
+"""Multigrid reduction in time (MGRIT) in JAX: layer-parallel networks, parallel-in-time solves."""
+
+from jaxbraid import transfers as transfers
+from jaxbraid._ode_net import ParallelODENet as ParallelODENet
+from jaxbraid._ode_net import parallel_ode_net as parallel_ode_net
+from jaxbraid._options import MGRIT as MGRIT
+from jaxbraid._solve import solve as solve
+from jaxbraid._stats import AdjointStats as AdjointStats
+from jaxbraid._stats import Solution as Solution
+from jaxbraid._stats import Stats as Stats
+from jaxbraid.transfers import Transfer as Transfer
+
+__version__ = "0.1.0"

@@ -1,0 +1,109 @@
+"""The adjoint solve on one device: the forward cycle marching in reverse, then one sweep of full vjps.
+
+The last sweep takes one vjp a step for both its derivatives, with respect to the state (the adjoint
+recurrence) and with respect to parameters and shared arguments (the gradients).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxbraid import _tree
+from jaxbraid._comm import Comm
+from jaxbraid._cycle import Rhs, apply_rhs
+from jaxbraid._forward import relaxed_solution
+from jaxbraid._hierarchy import build_hierarchy
+from jaxbraid._iterate import squares
+from jaxbraid._problem import (
+    Data,
+    Inputs,
+    Setup,
+    Shared,
+    adjoint_problem,
+    cotangents,
+    masked,
+    with_aux,
+)
+from jaxbraid._stats import AdjointStats
+from jaxbraid._tree import Split, Tree
+
+
+class Adjoint(NamedTuple):
+    """Gradients on one device: inexact leaves only; `params` of its slots."""
+
+    u0: list[Any]
+    params: list[Any]
+    args: list[Any]
+    side: list[Any]
+    norms: jax.Array  # squared norms of the adjoint states at the slots' start, if asked for
+    stats: AdjointStats | None
+
+
+def solve_adjoint(
+    setup: Setup,
+    want_stats: bool,
+    comm: Comm,
+    data: Data,
+    states: Tree,
+    last: list[Any],
+    source: list[Any] | None,
+    aux_ct: list[Any],
+) -> Adjoint:
+    """Gradients from `last` = dL/du_N, `source` = dL/du_n in slots, and the cotangents of aux."""
+    h = build_hierarchy(setup.adjoint, setup.n, comm.size)
+    p, space = adjoint_problem(setup, data, comm, states, last, source, aux_ct)
+    split_params, split_args = Split.of(data.params), Split.of(data.shared.args)
+    split_side = Split.of(data.shared.side)
+    args, fixed_args = split_args(data.shared.args)
+    side, fixed_side = split_side(data.shared.side)
+
+    def initial(l: int) -> Tree:
+        # C-points beyond the end of time already have their value, that of the end
+        lp = p.levels[l]
+        n = lp.level.intervals if l == 0 else lp.level.block
+        known = _tree.repeat(lp.u0, n)
+        if comm.size == 1:
+            return _tree.zeros(_tree.shapes(known))
+        coarse = p.levels[1].level if l == 0 else lp.level
+        inside = coarse.start(comm.index, h.steps) < h.steps
+        return _tree.where(inside, _tree.zeros(_tree.shapes(known)), known)
+
+    def body(adjoint: Tree, x: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
+        x, rhs = x
+        params, fixed = split_params(x.params)
+
+        def step(u: Tree, params: list[Any], args: list[Any], side: list[Any]) -> Tree:
+            shared = Shared(split_args.join(args, fixed_args), split_side.join(side, fixed_side))
+            here = x._replace(params=split_params.join(params, fixed))
+            return with_aux(setup, space, shared, 0, here, u)
+
+        _, vjp = jax.vjp(step, x.state, params, args, side)
+        ct = cotangents(0, x, adjoint)
+        if x.active is not None:
+            ct = _tree.where(x.active, ct, _tree.zeros(_tree.shapes(ct)))
+        value, dparams, dargs, dside = vjp(ct)
+        value = apply_rhs(masked(x.active, value, adjoint), rhs)
+        return value, (dparams, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
+
+    zero = _tree.zeros(_tree.shapes((args, side)))
+    done, swept, stats = relaxed_solution(p, h, initial, body, zero, want_stats)
+    dparams, norms = h.levels[0].flatten(swept.outputs, True)
+    dargs, dside = swept.total
+    use_u = p.coarsest > 0 and setup.adjoint.final_relax == "F"
+    du0 = comm.broadcast(_tree.take(done if use_u else swept.ends, 0), 0)
+    record = None
+    if want_stats:
+        assert stats is not None
+        norms = comm.batch_sum(norms)
+        record = AdjointStats(stats.residuals, stats.iterations.astype(jnp.float32), norms)
+    return Adjoint(
+        du0,
+        comm.batch_sum(dparams),
+        comm.batch_sum(comm.sum(dargs)),
+        comm.sum(dside),
+        norms,
+        record,
+    )

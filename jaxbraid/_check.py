@@ -1,0 +1,193 @@
+"""Checks of what users hand in; each error names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxbraid import _tree
+from jaxbraid._cycle import LevelProblem
+from jaxbraid._problem import Setup, Shared, Space
+from jaxbraid._tree import Tree
+from jaxbraid.transfers import Transfer
+
+
+def arrays(name: str, x: Tree) -> Tree:
+    """The leaves as arrays with definite dtypes."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False):
+            return leaf
+        try:
+            return jnp.asarray(leaf, jnp.result_type(leaf))
+        except (TypeError, ValueError) as e:
+            raise TypeError(
+                f"{name} has a leaf of type {type(leaf).__name__}: its leaves must be arrays or "
+                "numbers."
+            ) from e
+
+    return jax.tree.map(one, x)
+
+
+def leading_axis(name: str, x: Tree, n: int, meaning: str) -> None:
+    """Every leaf of `x` has leading axis `n`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != n:
+            where = name + jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{where} has shape {jnp.shape(leaf)}: its leading axis must be {meaning}, {n}."
+            )
+
+
+def common_leading_axis(name: str, x: Tree, meaning: str) -> int:
+    """The leading axis that all leaves of `x` have, at least 1."""
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    if not leaves:
+        raise ValueError(f"{name} has no leaves: it must have arrays with leading axis {meaning}.")
+    path, first = leaves[0]
+    if jnp.ndim(first) == 0:
+        raise ValueError(
+            f"{name}{jax.tree_util.keystr(path)} is a scalar: its leading axis must be {meaning}."
+        )
+    n = jnp.shape(first)[0]
+    if n < 1:
+        raise ValueError(f"{name} has a leading axis of 0: there must be at least one of {meaning}.")
+    leading_axis(name, x, n, meaning)
+    return n
+
+
+def mesh_axes(mesh: Any, layer_axis: str, batch_axis: str | None) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh={mesh!r}: must be a jax.sharding.Mesh or None.")
+    for name, axis in (("layer_axis", layer_axis), ("batch_axis", batch_axis)):
+        if axis is not None and axis not in mesh.axis_names:
+            raise ValueError(f"{name}={axis!r}: must be one of the mesh's axes {mesh.axis_names}.")
+    if layer_axis == batch_axis:
+        raise ValueError(f"layer_axis and batch_axis are both {layer_axis!r}: they must differ.")
+    if layer_axis is None:
+        raise TypeError("layer_axis=None: must be the name of a mesh axis.")
+
+
+def batch_divides(name: str, x: Tree, parts: int, batch_axis: str) -> None:
+    """Every leaf's leading axis can be split into `parts`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        where = name + jax.tree_util.keystr(path)
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(
+                f"{where} is a scalar: with batch_axis={batch_axis!r} its leading axis is the batch."
+            )
+        if jnp.shape(leaf)[0] % parts:
+            raise ValueError(
+                f"{where} has a batch of {jnp.shape(leaf)[0]}, which batch_axis={batch_axis!r} of "
+                f"size {parts} does not divide."
+            )
+
+
+def time_grid(ts: Any) -> None:
+    if jnp.ndim(ts) != 1 or jnp.shape(ts)[0] < 2:
+        raise ValueError(f"ts has shape {jnp.shape(ts)}: must be a list of at least two times.")
+    if isinstance(ts, jax.core.Tracer):
+        return
+    steps = np.diff(np.asarray(ts))
+    if not (np.all(steps > 0) or np.all(steps < 0)):
+        raise ValueError("ts must increase (or decrease) strictly, without NaN.")
+
+
+def check_steps(
+    setup: Setup, space: Space, levels: tuple[LevelProblem, ...], shared: Shared
+) -> None:
+    """Every level's step returns a state like the one that it is given."""
+    for l, lp in enumerate(levels):
+        step = setup.step(l)
+        x = jax.eval_shape(lambda i: _tree.take(i._replace(active=None), 0), lp.inputs)  # noqa: B023
+        u = space.shapes[l]
+
+        def run(u: Tree, x: Any, shared: Shared) -> Tree:
+            return step(x.time, u, x.params, shared.args, shared.side)[0]  # noqa: B023
+
+        jaxpr, out = jax.make_jaxpr(run, return_shape=True)(u, x, shared)
+        where = "" if len(levels) == 1 else f" on level {l}"
+        if jax.tree.structure(out) != jax.tree.structure(u):
+            raise TypeError(
+                f"the step{where} returns the structure {jax.tree.structure(out)}: it must return "
+                f"that of its state, {jax.tree.structure(u)}."
+            )
+        pairs = zip(
+            jax.tree_util.tree_leaves_with_path(u), jax.tree.leaves(out), strict=True
+        )
+        for i, ((path, a), b) in enumerate(pairs):
+            leaf = f"state{jax.tree_util.keystr(path)}"
+            if a.shape != b.shape:
+                raise ValueError(
+                    f"the step{where} returns {leaf} with shape {b.shape}: it must be that of the "
+                    f"state, {a.shape}."
+                )
+            if a.dtype != b.dtype:
+                raise TypeError(
+                    f"the step{where} returns {leaf} with dtype {b.dtype}: it must be that of the "
+                    f"state, {a.dtype}. Cast what enters (times, dt, parameters) or the result."
+                )
+            if not _tree.is_inexact(a) and jaxpr.jaxpr.outvars[i] is not jaxpr.jaxpr.invars[i]:
+                raise TypeError(
+                    f"the step{where} changes {leaf}, of dtype {a.dtype}: only real and complex "
+                    "leaves can change from step to step. Give counters and keys as per-step "
+                    "`params`, and return other leaves as they came."
+                )
+
+
+def one_a_level(name: str, values: tuple[Any, ...], config: Any) -> None:
+    if len(values) not in (1, config.levels):
+        raise ValueError(
+            f"{name} has {len(values)} entries: must be one function or one for each of the "
+            f"levels={config.levels}."
+        )
+    for value in values:
+        if not callable(value):
+            raise TypeError(f"{name}={value!r}: must be a function.")
+
+
+def transfers(value: Any, config: Any) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, Transfer):
+        value = (value,)
+    value = tuple(value)
+    if len(value) != config.levels - 1:
+        raise ValueError(
+            f"transfers has {len(value)} entries: must have levels - 1 = {config.levels - 1}, a "
+            "Transfer or None for each level but the coarsest."
+        )
+    for i, t in enumerate(value):
+        if t is not None and not isinstance(t, Transfer):
+            raise TypeError(f"transfers[{i}]={t!r}: must be a jaxbraid.Transfer or None.")
+    return None if all(t is None for t in value) else value
+
+
+def guess(value: Any, u0: Tree, n: int) -> Tree | None:
+    """States at the points 1..n from a guess at the points 0..n, or `"constant"`."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if value != "constant":
+            raise ValueError(f"guess={value!r}: must be states at all points, 'constant' or None.")
+        return _tree.repeat(u0, n)
+    if jax.tree.structure(value) != jax.tree.structure(u0):
+        raise TypeError(
+            f"guess has the structure {jax.tree.structure(value)}: must be that of the initial "
+            f"state, {jax.tree.structure(u0)}."
+        )
+
+    def one(g: Any, u: jax.Array) -> jax.Array:
+        if jnp.shape(g) != (n + 1, *u.shape):
+            raise ValueError(
+                f"guess has a leaf of shape {jnp.shape(g)}: must be {(n + 1, *u.shape)}, the states "
+                "at all points."
+            )
+        g = jnp.asarray(g)
+        return (g if g.dtype == u.dtype else g.astype(u.dtype))[1:]
+
+    return jax.lax.stop_gradient(jax.tree.map(one, value, u0))

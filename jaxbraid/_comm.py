@@ -1,0 +1,118 @@
+"""How the blocks of a time axis talk: the small interface that the cycle is written against.
+
+`shift` is all that the cycle itself needs; `sum`, `max` and `broadcast` serve norms and results.
+Implementations: one device (here), the axes of a JAX mesh (here).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxbraid._tree import Tree
+
+
+class Comm(Protocol):
+    """A row of `size` devices, of which this is number `index`, and the devices of its batch."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> jax.Array | int: ...
+
+    def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
+        """The `x` of the device `hops` places before this one, or `fill` where there is none."""
+        ...
+
+    def sum(self, x: Tree) -> Tree:
+        """Sum over the row."""
+        ...
+
+    def max(self, x: Tree) -> Tree:
+        """Maximum over the row."""
+        ...
+
+    def broadcast(self, x: Tree, source: int) -> Tree:
+        """The `x` of device `source`."""
+        ...
+
+    def batch_sum(self, x: Tree) -> Tree:
+        """Sum over the parts of the batch."""
+        ...
+
+    def batch_size(self) -> int:
+        """Number of parts of the batch."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OneDevice:
+    """The whole time axis and the whole batch on one device."""
+
+    size: int = 1
+    index: int = 0
+
+    def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
+        return x if hops == 0 else fill
+
+    def sum(self, x: Tree) -> Tree:
+        return x
+
+    def max(self, x: Tree) -> Tree:
+        return x
+
+    def broadcast(self, x: Tree, source: int) -> Tree:
+        return x
+
+    def batch_sum(self, x: Tree) -> Tree:
+        return x
+
+    def batch_size(self) -> int:
+        return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxes:
+    """One axis of a JAX mesh as the row and optionally another for the batch, in `shard_map`."""
+
+    axis: str
+    size: int
+    batch_axis: str | None = None
+    parts: int = 1
+
+    @property
+    def index(self) -> jax.Array:
+        return jax.lax.axis_index(self.axis)
+
+    def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
+        if hops == 0:
+            return x
+        pairs = [(i, i + hops) for i in range(self.size) if 0 <= i + hops < self.size]
+        if not pairs:
+            return fill
+        source = self.index - hops
+        exists = (source >= 0) & (source < self.size)
+        moved = jax.lax.ppermute(x, self.axis, pairs)
+        return jax.tree.map(lambda a, b: jnp.where(exists, a, b), moved, fill)
+
+    def sum(self, x: Tree) -> Tree:
+        return jax.lax.psum(x, self.axis) if jax.tree.leaves(x) else x
+
+    def max(self, x: Tree) -> Tree:
+        return jax.lax.pmax(x, self.axis)
+
+    def broadcast(self, x: Tree, source: int) -> Tree:
+        here = self.index == source
+        return self.sum(jax.tree.map(lambda a: jnp.where(here, a, jnp.zeros_like(a)), x))
+
+    def batch_sum(self, x: Tree) -> Tree:
+        if self.batch_axis is None or not jax.tree.leaves(x):
+            return x
+        return jax.lax.psum(x, self.batch_axis)
+
+    def batch_size(self) -> int:
+        return self.parts

@@ -1,0 +1,396 @@
+r"""The multigrid cycle on one block of the time axis, for states marching either way.
+
+Level $l$ poses $u_i = \Phi_l(u_{i-1}) + g_i$. Below level 0 the right-hand side is the FAS one,
+$g_i = R r_i + v_i - \Phi_l(v_{i-1})$, kept as the pair `phi` $= \Phi_l(v_{i-1})$ and
+`b` $= v_i + R r_i$, and applied as $(\Phi_l(u_{i-1}) - \mathtt{phi}) + \mathtt{b}$: where the
+iteration has converged both brackets are exact, so a converged state is a fixed point to the bit.
+
+The unknowns of a level are its C-points alone. F-points follow from them, and are stored only
+where something needs them: on a coarse level, whose points are the finer level's C-points, and in
+the last sweep. One *sweep* steps all intervals at once from their C-points and yields, for the
+C-points that close them, $w_k = \Phi(u_{mk-1}) + g_{mk}$. That is at once the F-relaxation, the
+residual $r = w - u$, the value of the next C-relaxation and the fine part of the FAS right-hand side,
+so that no step is evaluated twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxbraid import _tree
+from jaxbraid._comm import Comm
+from jaxbraid._hierarchy import Level
+from jaxbraid._options import MGRIT
+from jaxbraid._tree import Tree
+
+Step = Callable[[Any, Tree], Tree]  # (inputs of some steps, their states) -> the next states
+
+
+Start = Literal["guess", "nested", "coarse"]  # how the first C-points are had
+
+
+class Rhs(NamedTuple):
+    """Right-hand side of some slots: `(Phi(u) - phi) + b`; without `phi`, `Phi(u) + b`."""
+
+    phi: Tree | None
+    b: Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelProblem:
+    """One level's equation on this device.
+
+    `phi` steps a batch of slots (leading axis) given their `inputs` (`swept`: the same, arranged for
+    sweeps of `batch` intervals at once); `u0` is the value that the march starts from; `restrict`
+    and `prolong` act on single states, to and from the next level.
+    """
+
+    level: Level
+    phi: Step
+    inputs: Any
+    swept: Any
+    u0: Tree
+    batch: int
+    restrict: Callable[[Tree], Tree] | None = None
+    prolong: Callable[[Tree], Tree] | None = None
+    source: Tree | None = None  # g of the original equation, in slots; 0 if None
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The equations of all levels, how they are solved, and the direction of marching."""
+
+    levels: tuple[LevelProblem, ...]
+    config: MGRIT
+    comm: Comm
+    start: Start
+    norm: Callable[[Tree], jax.Array] | None = None
+    reverse: bool = False
+
+    @property
+    def coarsest(self) -> int:
+        return len(self.levels) - 1
+
+
+class Swept(NamedTuple):
+    """Values at the ends of the intervals, what the sweep wrote out, and what it summed up."""
+
+    ends: Tree  # (intervals, ...), on the device where each interval ends
+    outputs: Tree
+    total: Tree
+
+
+def when(predicate: jax.Array | bool, run: Callable[[], Tree], otherwise: Callable[[], Tree]):
+    """`lax.cond` that is decided at once where the predicate is known."""
+    if isinstance(predicate, bool):
+        return run() if predicate else otherwise()
+    return lax.cond(predicate, run, otherwise)
+
+
+# -- communication along the march ----------------------------------------------------------------
+
+
+def _neighbour(p: Problem, l: int, x: Tree, fill: Tree) -> Tree:
+    """`x` of the device that holds the slots just before this one's, in marching order."""
+    hop = p.levels[l].level.stride
+    return p.comm.shift(x, -hop if p.reverse else hop, fill)
+
+
+def _before(p: Problem, x: Tree, first: Tree) -> Tree:
+    """Each entry's predecessor in marching order; `first` precedes the first."""
+    first = jax.tree.map(lambda a: a[None], first)
+    if p.reverse:
+        return _tree.concatenate([_tree.take(x, slice(1, None)), first])
+    return _tree.concatenate([first, _tree.take(x, slice(None, -1))])
+
+
+def _last(p: Problem, x: Tree) -> Tree:
+    """The entry of a block that comes last in marching order."""
+    return _tree.take(x, 0 if p.reverse else -1)
+
+
+def turn(p: Problem, level: Level) -> jax.Array | int:
+    """This device's place in its group, in marching order."""
+    place = (p.comm.index // level.stride) % level.group
+    return level.group - 1 - place if p.reverse else place
+
+
+def _takes_part(p: Problem, level: Level) -> jax.Array | bool:
+    return True if level.stride == 1 else p.comm.index % level.stride == 0
+
+
+def to_owner(p: Problem, l: int, x: Tree) -> Tree:
+    """Bring C-point values from where intervals end to where the next level keeps them."""
+    level = p.levels[l].level
+    if p.reverse or level.group == 1:
+        return x
+    return p.comm.shift(x, -(level.group - 1) * level.stride, x)
+
+
+def from_owner(p: Problem, l: int, x: Tree) -> Tree:
+    level = p.levels[l].level
+    if p.reverse or level.group == 1:
+        return x
+    return p.comm.shift(x, (level.group - 1) * level.stride, x)
+
+
+# -- sweeps ---------------------------------------------------------------------------------------
+
+
+def _with_rhs(phi: Step) -> Callable[[Tree, tuple[Any, Rhs | None]], tuple[Tree, Tree]]:
+    """A step with its right-hand side, writing out the value that it steps to."""
+
+    def body(u: Tree, x: tuple[Any, Rhs | None]) -> tuple[Tree, Tree]:
+        inputs, rhs = x
+        u = apply_rhs(phi(inputs, u), rhs)
+        return u, u
+
+    return body
+
+
+def apply_rhs(value: Tree, rhs: Rhs | None) -> Tree:
+    if rhs is None:
+        return value
+    if rhs.phi is None:
+        return _tree.add(value, rhs.b)
+    return _tree.add(_tree.sub(value, rhs.phi), rhs.b)
+
+
+def starts(p: Problem, l: int, u: Tree) -> Tree:
+    """The states that each interval is swept from: the C-points before it, `u0` at the beginning."""
+    lp = p.levels[l]
+    level = lp.level
+    if l == p.coarsest:
+        return _tree.repeat(lp.u0, 1)
+    if p.reverse:
+        before = _neighbour(p, l, _last(p, u), lp.u0)
+    else:
+        before = p.comm.shift(_last(p, u), level.group * level.stride, lp.u0)
+    return _before(p, u, before)
+
+
+def march(
+    p: Problem,
+    l: int,
+    start: Tree,
+    body: Callable[[Tree, Any], tuple[Tree, ...]],
+    xs: Any,
+    total: Tree | None = None,
+) -> Swept:
+    """Step every interval of level `l` from its `start`, in groups of `batch` intervals at once.
+
+    `body(u, x) -> (u, outputs)` steps a batch; with a `total` it returns
+    `(u, outputs, summands)`, and the summands of all steps are added up. `xs` are arranged
+    `(groups, length, batch, ...)`. An interval that spans several devices is stepped by each
+    in turn.
+    """
+    lp, level = p.levels[l], p.levels[l].level
+
+    def step(carry: tuple[Tree, Tree], x: Any) -> tuple[tuple[Tree, Tree], Tree]:
+        u, total = carry
+        if total is None:
+            u, out = body(u, x)
+            return (u, total), out
+        u, out, summands = body(u, x)
+        return (u, _tree.add(total, summands)), out
+
+    def group(total: Tree, x: tuple[Tree, Any]) -> tuple[Tree, tuple[Tree, Tree]]:
+        (end, total), out = lax.scan(step, (x[0], total), x[1], reverse=p.reverse)
+        return total, (end, out)
+
+    def run(start: Tree) -> Swept:
+        n = level.intervals
+        grouped = jax.tree.map(lambda a: a.reshape(n // lp.batch, lp.batch, *a.shape[1:]), start)
+        if n == lp.batch:
+            sum_, (end, out) = group(total, _tree.take((grouped, xs), 0))
+            end, out = jax.tree.map(lambda a: a[None], (end, out))
+        else:
+            sum_, (end, out) = lax.scan(group, total, (grouped, xs), reverse=p.reverse)
+        return Swept(jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), end), out, sum_)
+
+    def idle() -> Swept:
+        return _tree.zeros(jax.eval_shape(run, start))
+
+    part = _takes_part(p, level)
+    if level.group == 1:
+        return when(part, lambda: run(start), idle)
+
+    mine = jnp.where(part, turn(p, level), -1)
+
+    def stage(i: jax.Array, carry: tuple[Tree, Swept]) -> tuple[Tree, Swept]:
+        x, done = carry
+        done = lax.cond(mine == i, run, lambda _: done, x)
+        return _neighbour(p, l, done.ends, _tree.repeat(lp.u0, 1)), done
+
+    return lax.fori_loop(0, level.group, stage, (start, idle()))[1]
+
+
+def arranged_rhs(p: Problem, l: int, rhs: Rhs | None) -> Rhs | None:
+    lp = p.levels[l]
+    return None if rhs is None else lp.level.arrange(rhs, lp.batch, p.reverse)
+
+
+def sweep(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
+    """F-relaxation and the step that closes each interval: the new values of the C-points."""
+    body = _with_rhs(p.levels[l].phi)
+
+    def silent(u: Tree, x: Any) -> tuple[Tree, Tree]:
+        return body(u, x)[0], ()
+
+    ends = march(p, l, starts(p, l, u), silent, (p.levels[l].swept, rhs)).ends
+    return to_owner(p, l, ends)
+
+
+def all_points(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
+    """F-relaxation that keeps what it steps to: the values of all slots, given the C-points `u`."""
+    lp, level = p.levels[l], p.levels[l].level
+    xs = (lp.swept, rhs)
+    place = 0 if p.reverse else level.length - 1  # of the step into a C-point
+    if level.group == 1:  # that step is not needed
+        xs = jax.tree.map(lambda a: a[:, 1:] if p.reverse else a[:, :-1], xs)
+    out = march(p, l, starts(p, l, u), _with_rhs(lp.phi), xs).outputs
+    u = from_owner(p, l, u)
+
+    def close(a: jax.Array, c: jax.Array) -> jax.Array:
+        c = c.reshape(level.intervals // lp.batch, 1, lp.batch, *c.shape[1:])
+        if level.group > 1:
+            closing = turn(p, level) == level.group - 1
+            return a.at[:, place : place + 1].set(jnp.where(closing, c, a[:, place : place + 1]))
+        return jnp.concatenate([c, a] if p.reverse else [a, c], axis=1)
+
+    return level.flatten(jax.tree.map(close, out, u), p.reverse)
+
+
+def step_all(p: Problem, l: int, v: Tree) -> Tree:
+    """`Phi(v_{i-1})` of all slots of level `l` at once (as many as `batch` allows)."""
+    lp, level = p.levels[l], p.levels[l].level
+    before = _before(p, v, _neighbour(p, l, _last(p, v), lp.u0))
+
+    def run() -> Tree:
+        limit = level.block if lp.batch == level.intervals else lp.batch
+        size = _tree.largest_divisor(level.block, limit)
+        if size == level.block:
+            return lp.phi(lp.inputs, before)
+        xs = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), (lp.inputs, before))
+        out = lax.map(lambda x: lp.phi(*x), xs)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+
+    return when(_takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))
+
+
+# -- the cycle ------------------------------------------------------------------------------------
+
+
+class Relaxed(NamedTuple):
+    """C-points after relaxation, their sweep, and the residual that relaxation began with."""
+
+    u: Tree
+    w: Tree
+    residual: Tree
+
+
+def relax(p: Problem, l: int, u: Tree, rhs: Rhs | None, keep_residual: bool = False) -> Relaxed:
+    """F-relaxation and `cf_relax` C-F-relaxations, as one loop: the sweep is compiled once."""
+    count, weight = p.config.at("cf_relax", l), p.config.at("c_weight", l)
+    if count == 0:
+        w = sweep(p, l, u, rhs)
+        return Relaxed(u, w, _tree.sub(w, u) if keep_residual else ())
+
+    def body(i: jax.Array, x: Relaxed) -> Relaxed:
+        u = _tree.where(i > 0, _tree.move(x.u, weight, x.w), x.u)
+        w = sweep(p, l, u, rhs)
+        residual = _tree.where(i > 0, x.residual, _tree.sub(w, u)) if keep_residual else ()
+        return Relaxed(u, w, residual)
+
+    return lax.fori_loop(0, 1 + count, body, Relaxed(u, u, u if keep_residual else ()))
+
+
+def relax_swept(p: Problem, l: int, u: Tree, w: Tree, rhs: Rhs | None) -> tuple[Tree, Tree]:
+    """`relax` of C-points `u` whose sweep `w` is known: only the C-F-relaxations."""
+    weight = p.config.at("c_weight", l)
+
+    def body(_: int, x: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        u = _tree.move(x[0], weight, x[1])
+        return u, sweep(p, l, u, rhs)
+
+    return lax.fori_loop(0, p.config.at("cf_relax", l), body, (u, w))
+
+
+def cycle(p: Problem, l: int, u: Tree, rhs: Rhs | None, kind: str) -> Tree:
+    """Relax level `l` and correct it from the next."""
+    relaxed = relax(p, l, u, rhs)
+    return correct(p, l, relaxed.u, relaxed.w, kind)
+
+
+def correct(p: Problem, l: int, u: Tree, w: Tree, kind: str) -> Tree:
+    """Solve the FAS equation on level `l + 1` and add the prolonged change to the C-points."""
+    restrict, prolong = _batched(p.levels[l].restrict), _batched(p.levels[l].prolong)
+    v = restrict(u)
+    b = _tree.add(v, restrict(_tree.sub(w, u)))
+    change = _tree.sub(visit(p, l + 1, v, Rhs(step_all(p, l + 1, v), b), kind), v)
+    return _tree.add(u, prolong(change))
+
+
+def _batched(fn: Callable[[Tree], Tree] | None) -> Callable[[Tree], Tree]:
+    return (lambda x: x) if fn is None else jax.vmap(fn)
+
+
+def visit(p: Problem, l: int, v: Tree, rhs: Rhs | None, kind: str) -> Tree:
+    """One cycle on level `l > 0` from the values `v` of its slots; returns those of all slots."""
+    if l == p.coarsest:
+        return solve_coarsest(p, v, rhs)
+    u = to_owner(p, l, p.levels[l].level.c_slots(v, p.reverse))
+    rhs = arranged_rhs(p, l, rhs)
+
+    if kind == "W":
+        u = lax.fori_loop(0, 2, lambda _, u: cycle(p, l, u, rhs, "W"), u)
+    else:
+        u = cycle(p, l, u, rhs, kind)
+        if kind == "F":
+            u = cycle(p, l, u, rhs, "V")
+    return all_points(p, l, u, rhs)
+
+
+def solve_coarsest(p: Problem, v: Tree, rhs: Rhs | None) -> Tree:
+    """The coarsest level: stepped in sequence, or relaxed at all points at once."""
+    l = p.coarsest
+    if p.config.window is not None or p.config.coarse_solver == "relax":
+        if p.config.window is not None:
+            sweeps = p.config.window - 1
+        else:
+            sweeps = 1 + (p.config.at("cf_relax", l - 1) if l > 0 else 0)
+        return lax.fori_loop(0, sweeps, lambda _, u: apply_rhs(step_all(p, l, u), rhs), v)
+    lp = p.levels[l]
+    xs = (lp.swept, arranged_rhs(p, l, rhs))
+    out = march(p, l, starts(p, l, v), _with_rhs(lp.phi), xs).outputs
+    return lp.level.flatten(out, p.reverse)
+
+
+def source(p: Problem, l: int) -> Rhs | None:
+    """The original equation's right-hand side on level `l`, in slots."""
+    g = p.levels[l].source
+    return None if g is None else Rhs(None, g)
+
+
+def coarse_start(p: Problem, guess: Callable[[int], Tree], improve: bool) -> Tree:
+    """Nested iteration: solve the coarsest level, prolong, and `improve` by a V-cycle a level.
+
+    `guess(l)` gives the slots of the coarsest level before it is solved (it matters to AT-MGRIT).
+    Returns the C-points of level 0.
+    """
+    v = solve_coarsest(p, guess(p.coarsest), source(p, p.coarsest))
+    for l in range(p.coarsest - 1, -1, -1):
+        u = _batched(p.levels[l].prolong)(v)
+        if l == 0:
+            return u
+        rhs = arranged_rhs(p, l, source(p, l))
+        if improve:
+            u = cycle(p, l, u, rhs, "V")
+        v = all_points(p, l, u, rhs)
+    raise AssertionError("unreachable: a hierarchy of one level has no coarse start")

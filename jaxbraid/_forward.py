@@ -1,0 +1,139 @@
+"""The forward solve on one device: iterations, then the last sweep, which writes the results out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxbraid import _tree
+from jaxbraid._check import check_steps
+from jaxbraid._comm import Comm
+from jaxbraid._cycle import (
+    Problem,
+    Start,
+    Swept,
+    arranged_rhs,
+    march,
+    source,
+    starts,
+    sweep,
+    to_owner,
+    turn,
+)
+from jaxbraid._hierarchy import Hierarchy, build_hierarchy
+from jaxbraid._iterate import iterate, make_stats
+from jaxbraid._problem import Data, Inputs, Setup, Space, counted, forward_problem, forward_step
+from jaxbraid._problem import masked
+from jaxbraid._stats import Stats
+from jaxbraid._tree import Tree
+
+
+class Want(NamedTuple):
+    """Which results a solve is asked for; what is not asked for is not computed."""
+
+    states: bool
+    stats: bool
+    aux: bool
+
+
+class Forward(NamedTuple):
+    """Results on one device; `states` are those where its slots start, `aux` of its steps."""
+
+    u: Tree
+    states: Tree
+    aux: Tree
+    stats: Stats | None
+
+
+def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree | None) -> Forward:
+    """March `u0` through all steps. `guess`: states at the end of each slot, or `None`."""
+    h = build_hierarchy(setup.forward, setup.n, comm.size)
+    config = setup.forward
+    if guess is not None:
+        start: Start = "guess"
+    elif config.skip_first_down:
+        start = "coarse"
+    else:
+        start = "nested" if config.nested_iteration else "guess"
+    p, space = forward_problem(setup, data, comm, start)
+    check_steps(setup, space, p.levels, data.shared)
+
+    def initial(l: int) -> Tree:
+        lp = p.levels[l]
+        n = lp.level.intervals if l == 0 else lp.level.block
+        if l == 0 and guess is not None:
+            return to_owner(p, 0, lp.level.c_slots(space.split[0](guess)[0], False))
+        return _tree.repeat(_tree.zeros(_tree.shapes(lp.u0)), n)
+
+    def body(u: Tree, x: tuple[Inputs, None]) -> tuple[Tree, Any]:
+        x, _ = x
+        value, aux = forward_step(setup, space, 0, x, u, data.shared)
+        return masked(x.active, value, u), (u if want.states else (), aux if want.aux else ())
+
+    done, swept, stats = relaxed_solution(p, h, initial, body, None, want.stats)
+    states, aux = h.levels[0].flatten(swept.outputs, False)
+    u = _final(p, h, done, swept)
+    if want.states:
+        if p.coarsest > 0 and config.final_relax != "F":
+            states = _with_c_points(p, states, to_owner(p, 0, swept.ends))
+        states = jax.vmap(lambda s: space.join(0, s))(states)
+    return Forward(space.join(0, u), states, aux, stats)
+
+
+def relaxed_solution(
+    p: Problem, h: Hierarchy, initial: Any, body: Any, total: Tree | None, want_stats: bool
+) -> tuple[Tree, Swept, Stats | None]:
+    """Iterate, relax once more as `final_relax` says, and sweep with `body` for the results.
+
+    `body` takes a batch of states and of `(inputs, right-hand side)`. Returns the C-points before
+    that sweep, the sweep, and the statistics.
+    """
+    rhs = arranged_rhs(p, 0, source(p, 0))
+    xs = (p.levels[0].swept, rhs)
+    if p.coarsest == 0:
+        swept = march(p, 0, starts(p, 0, ()), body, xs, total)
+        return (), swept, _stats_of_direct_solve(p, swept.ends) if want_stats else None
+    counts = counted(h, p)
+    done = iterate(p, initial, counts, want_stats)
+    if p.config.final_relax == "FCF":
+        w = done.w if done.w is not None else sweep(p, 0, done.u, rhs)
+        done = done._replace(u=w)
+    swept = march(p, 0, starts(p, 0, done.u), body, xs, total)
+    stats = None
+    if want_stats:
+        stats = make_stats(p, done, counts, to_owner(p, 0, swept.ends))
+    return done.u, swept, stats
+
+
+def _stats_of_direct_solve(p: Problem, ends: Tree) -> Stats:
+    """Sequential stepping: one iteration that leaves no residual."""
+    ok = jnp.ones((), jnp.int32)
+    for leaf in jax.tree.leaves(ends):
+        ok = jnp.minimum(ok, jnp.all(jnp.isfinite(leaf)).astype(jnp.int32))
+    finite = -p.comm.max(-ok) == 1
+    nan = jnp.full((max(1, p.config.max_iters),), jnp.nan)
+    residual = jnp.where(finite, 0.0, jnp.nan)
+    return Stats(nan.at[0].set(residual), nan[0], jnp.int32(1), finite, finite)
+
+
+def _final(p: Problem, h: Hierarchy, u: Tree, swept: Swept) -> Tree:
+    """The state at the end of time, on every device."""
+    level = h.levels[0]
+    device, slot = divmod(h.steps - 1, level.block)
+    if p.coarsest == 0:
+        return p.comm.broadcast(_tree.take(swept.ends, 0), device)
+    k = level.intervals - 1 if level.bounds is not None else slot // level.length
+    if h.last_is_c_point[0] and p.config.final_relax == "F":
+        return p.comm.broadcast(_tree.take(u, k), device // level.group * level.group)
+    return p.comm.broadcast(_tree.take(swept.ends, k), device)
+
+
+def _with_c_points(p: Problem, states: Tree, w: Tree) -> Tree:
+    """The states in slots, with the values `w` at the C-points."""
+    level = p.levels[0].level
+    replaced = level.replace_first(states, starts(p, 0, w))
+    if level.group == 1:
+        return replaced
+    return _tree.where(turn(p, level) == 0, replaced, states)

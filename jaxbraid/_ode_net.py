@@ -1,0 +1,291 @@
+r"""`parallel_ode_net`: a residual or ODE network whose layers are computed all at once.
+
+Layer $n$ of $N$ is the step $u_{n+1} = u_n + \Delta t\, f(\theta_n, u_n)$ with $\Delta t = T / N$, or any
+step that is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, PyTree
+
+from jaxbraid import _check, _tree
+from jaxbraid._forward import Want
+from jaxbraid._layout import make_layout
+from jaxbraid._options import MGRIT
+from jaxbraid._problem import Setup
+from jaxbraid._run import Arrays, Output, run
+from jaxbraid._stats import AdjointStats, Solution
+from jaxbraid.transfers import Transfer
+
+Form = Literal["field", "step"]
+EXTRAS = ("t", "dt", "args", "side")
+
+FORWARD = MGRIT(levels=2, coarsening=4, max_iters=2, final_relax="FC")
+ADJOINT = MGRIT(levels=2, coarsening=4, max_iters=1, final_relax="FC")
+
+
+def _extras(f: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters of `f` after `(params_n, x)`, each one of `EXTRAS`."""
+    if not callable(f):
+        raise TypeError(f"f={f!r}: must be a function f(params_n, x).")
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    kinds = inspect.Parameter
+    named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+    variadic = any(p.kind == kinds.VAR_POSITIONAL for p in parameters)
+    if len(named) < 2 and not variadic:
+        raise TypeError(f"f{inspect.signature(f)}: must take at least (params_n, x).")
+    names = []
+    for p in named[2:]:
+        if p.name in EXTRAS:
+            names.append(p.name)
+        elif p.default is kinds.empty:
+            raise TypeError(
+                f"f{inspect.signature(f)}: does not know the parameter {p.name!r}; after "
+                f"(params_n, x) the names can be {', '.join(EXTRAS)}."
+            )
+    return tuple(names)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """A user's field or step in the engine's form."""
+
+    f: Callable[..., Any]
+    extras: tuple[str, ...]
+    form: Form
+    has_aux: bool
+
+    def __call__(self, time: Any, u: Any, params: Any, args: Any, side: Any) -> tuple[Any, Any]:
+        t, dt = time
+        real = _state_precision(u)
+        given = {"t": t, "dt": dt.astype(real), "args": args, "side": side}
+        out = self.f(params, u, **{name: given[name] for name in self.extras})
+        out, aux = out if self.has_aux else (out, ())
+        if self.form == "step":
+            return out, aux
+        if jax.tree.structure(out) != jax.tree.structure(u):
+            raise TypeError(
+                f"f returns the structure {jax.tree.structure(out)}: the derivative must have that "
+                f"of x, {jax.tree.structure(u)}."
+            )
+
+        def euler(u: Any, dudt: Any) -> Any:
+            if not _tree.is_inexact(u):
+                return u
+            return u + dt.astype(jnp.finfo(u.dtype).dtype) * dudt
+
+        return jax.tree.map(euler, u, out), aux
+
+
+def _state_precision(u: PyTree) -> Any:
+    return jnp.finfo(jnp.result_type(*(x for x in jax.tree.leaves(u) if _tree.is_inexact(x)))).dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class _LayerClock:
+    """Times and step sizes of layers: `n` equal steps up to `t_final`."""
+
+    t_final: float
+    n: int
+
+    def __call__(self, times: None, start: Array, end: Array) -> tuple[Array, Array]:
+        h = jnp.asarray(self.t_final / self.n)
+        return start * h, (end - start) * h
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ParallelODENet:
+    """A stack of layers as a function of its input; made by `parallel_ode_net`.
+
+    It is a pytree: `params` and `args` are its leaves. `dataclasses.replace(net, params=...)` makes
+    the same net with other weights.
+    """
+
+    params: PyTree
+    args: PyTree
+    f: tuple[Callable[..., Any], ...] = dataclasses.field(metadata={"static": True})
+    form: Form = dataclasses.field(metadata={"static": True})
+    t_final: float = dataclasses.field(metadata={"static": True})
+    forward: MGRIT = dataclasses.field(metadata={"static": True})
+    adjoint: MGRIT = dataclasses.field(metadata={"static": True})
+    transfers: tuple[Transfer | None, ...] | None = dataclasses.field(metadata={"static": True})
+    has_aux: bool = dataclasses.field(metadata={"static": True})
+    mesh: Mesh | None = dataclasses.field(metadata={"static": True})
+    layer_axis: str = dataclasses.field(metadata={"static": True})
+    batch_axis: str | None = dataclasses.field(metadata={"static": True})
+
+    @property
+    def layers(self) -> int:
+        """The number of layers N."""
+        return jax.tree.leaves(self.params)[0].shape[0]
+
+    def __call__(
+        self,
+        x: PyTree,
+        *,
+        side: PyTree | None = None,
+        guess: PyTree | str | None = None,
+        adjoint_probe: AdjointStats | None = None,
+    ) -> PyTree:
+        """The output of the last layer for the input `x`; with `has_aux`, `(output, aux)`.
+
+        - `x`: the input state, any pytree; with a batch axis, all leaves have the batch leading.
+        - `side`: inputs for every layer that belong to the samples (masks, conditioning), batch leading.
+        - `guess`: states at the points 0..N to start from (`solve(...).us` of an earlier call), or
+            `"constant"` for `x` everywhere, instead of a coarse solve.
+        - `adjoint_probe`: see `AdjointStats`.
+        """
+        out = self._run(Want(False, False, self.has_aux), x, side, guess, adjoint_probe)
+        return (out.u, out.aux) if self.has_aux else out.u
+
+    def solve(
+        self,
+        x: PyTree,
+        *,
+        side: PyTree | None = None,
+        guess: PyTree | str | None = None,
+        adjoint_probe: AdjointStats | None = None,
+    ) -> Solution:
+        """As calling the net, with the states of all layers (`us`, leading axis N + 1) and statistics.
+
+        All of it but the statistics is differentiable.
+        """
+        out = self._run(Want(True, True, self.has_aux), x, side, guess, adjoint_probe)
+        us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
+        assert out.stats is not None
+        return Solution(out.u, us, out.stats, out.aux if self.has_aux else None)
+
+    def serial(self) -> ParallelODENet:
+        """The same network on one device, its layers in sequence: to evaluate, export or check."""
+        one = MGRIT(levels=1)
+        f = self.f[:1]
+        return dataclasses.replace(
+            self, forward=one, adjoint=one, mesh=None, batch_axis=None, f=f, transfers=None
+        )
+
+    def adjoint_probe(self) -> AdjointStats:
+        """A probe whose gradient is the record of the adjoint solve; see `AdjointStats`."""
+        dtype = jnp.result_type(float)
+        iters = max(1, self.adjoint.max_iters)
+        return AdjointStats(
+            jnp.zeros(iters, dtype), jnp.zeros((), dtype), jnp.zeros(self.layers + 1, dtype)
+        )
+
+    def _run(
+        self, want: Want, x: PyTree, side: PyTree, guess: Any, probe: AdjointStats | None
+    ) -> Output:
+        x, side = _check.arrays("x", x), _check.arrays("side", side)
+        params, args = _check.arrays("params", self.params), _check.arrays("args", self.args)
+        if not any(_tree.is_inexact(leaf) for leaf in jax.tree.leaves(x)):
+            raise TypeError("x has no real or complex leaf: there is nothing to propagate.")
+        n = self.layers
+        layout = make_layout(self.mesh, self.layer_axis, self.batch_axis)
+        if layout.batch_axis is not None:
+            _check.batch_divides("x", x, layout.parts, layout.batch_axis)
+            _check.batch_divides("side", side, layout.parts, layout.batch_axis)
+        setup = Setup(
+            tuple(_Layer(f, _extras(f), self.form, self.has_aux) for f in self.f),
+            _LayerClock(self.t_final, n),
+            n,
+            self.forward,
+            self.adjoint,
+            self.transfers,
+            self.has_aux,
+        )
+        arrays = Arrays(None, x, params, args, side, _check.guess(guess, x, n))
+        return run(setup, layout, want, arrays, probe)
+
+
+def parallel_ode_net(
+    f: Callable[..., Any] | Sequence[Callable[..., Any]],
+    params: PyTree,
+    *,
+    args: PyTree | None = None,
+    form: Form = "field",
+    t_final: float = 1.0,
+    forward: MGRIT = FORWARD,
+    adjoint: MGRIT | None = None,
+    transfers: Sequence[Transfer | None] | None = None,
+    has_aux: bool = False,
+    mesh: Mesh | None = None,
+    layer_axis: str = "layer",
+    batch_axis: str | None = None,
+) -> ParallelODENet:
+    r"""A network of N layers that propagates forward and backward in parallel over its layers.
+
+    **Arguments**
+
+    - `f`: `f(params_n, x) -> dx/dt`, the vector field of layer $n$, or with `form="step"`,
+        `f(params_n, x) -> x_next`. It may also take, by name: `t`, the time of the layer; `dt`,
+        the step size (a coarse layer gets a larger one; a step must use it); `args`; `side`. A
+        sequence gives one function a level.
+    - `params`: the layers' parameters, a pytree with leading axis N. Leaves that are not real or
+        complex (integers, booleans, PRNG keys) are allowed and get no gradient.
+    - `args`: parameters that all layers share; differentiated as `params` are.
+    - `form`: `"field"` (stepped by forward Euler, as a residual network is) or `"step"`.
+    - `t_final`: the end of time $T$; a layer's step is $\Delta t = T / N$.
+    - `forward`, `adjoint`: how to solve forward and backward. By default 2 and 1 iterations on two
+        levels with factor 4 (`adjoint` takes over the levels and factors of `forward`). They are
+        inexact; `MGRIT(levels=1)` is exact and sequential.
+    - `transfers`: spatial coarsening: one `Transfer` (or `None`) for each level but the coarsest.
+    - `has_aux`: `f` returns `(value, aux)`; calling the net returns `(output, aux)` with every
+        layer's `aux` from the last sweep, leading axis N. Where a batch axis splits the batch, aux
+        is the mean over its parts.
+    - `mesh`: devices: layers are split along `layer_axis`, the leading axis of `x` and `side`
+        along `batch_axis`, if given. Without a mesh the same code runs on one device.
+
+    **Returns**
+
+    A `ParallelODENet`: `y = net(x)`.
+
+    **Raises**
+
+    `ValueError` or `TypeError` naming the argument at fault.
+
+    ??? cite "Reference"
+
+        S. Guenther, L. Ruthotto, J. B. Schroder, E. C. Cyr, N. R. Gauger: Layer-parallel training
+        of deep residual neural networks. SIAM J. Math. Data Sci. 2(1), 2020.
+    """
+    fs = tuple(f) if isinstance(f, Sequence) else (f,)
+    if form not in ("field", "step"):
+        raise ValueError(f"form={form!r}: must be 'field' or 'step'.")
+    if adjoint is None:
+        adjoint = ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
+    for name, config in (("forward", forward), ("adjoint", adjoint)):
+        if not isinstance(config, MGRIT):
+            raise TypeError(f"{name}={config!r}: must be a jaxbraid.MGRIT.")
+        _check.one_a_level("f", fs, config)
+    for one in fs:
+        _extras(one)
+    _check.common_leading_axis("params", params, "the number of layers")
+    if mesh is not None:
+        _check.mesh_axes(mesh, layer_axis, batch_axis)
+    if isinstance(t_final, jax.core.Tracer):
+        raise TypeError("t_final is traced: must be a number; scale f instead.")
+    return ParallelODENet(
+        params,
+        args,
+        fs,
+        form,
+        float(t_final),
+        forward,
+        adjoint,
+        _check.transfers(transfers, forward),
+        has_aux,
+        mesh,
+        layer_axis,
+        batch_axis if mesh is not None else None,
+    )

@@ -1,0 +1,200 @@
+"""Options of one MGRIT solve: what is relaxed, how it is coarsened, when it stops.
+
+`MGRIT` holds options only; it is frozen and hashable, so it can be a static argument of `jax.jit`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+Cycle = Literal["V", "F", "W"]
+Criterion = Literal["residual", "jump"]
+TemporalNorm = Literal["two", "one", "max"]
+CoarseSolver = Literal["serial", "relax"]
+FinalRelax = Literal["F", "FC", "FCF"]
+BatchIntervals = Literal["auto", "all", "one"] | int
+AdjointTransfers = Literal["transpose", "forward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MGRIT:
+    r"""Multigrid reduction in time: the options of one solve.
+
+    Options that say "one a level" take a single value for all levels or a sequence with one value
+    for each level but the coarsest, finest first.
+
+    **Arguments**
+
+    - `levels`: number of time grids, the finest included; 1 is sequential time stepping. No
+        level is made that would have fewer than `min_coarse` steps, so short time axes use fewer.
+    - `coarsening`: the factor $m \ge 2$, one a level; or, for irregular coarsening, the increasing
+        indices of a level's C-points, starting with 0, in place of a factor. With a sequence every
+        level that it describes must exist: a time axis that is too short for it is an error.
+    - `cf_relax`: the number $\nu$ of C-F relaxations after the first F-relaxation, one a level.
+        0 is F-relaxation (two levels: Parareal), 1 is FCF-relaxation.
+    - `cycle`: `"V"`, `"F"` or `"W"`.
+    - `max_iters`: iterations; exactly so many when `tol` is 0.
+    - `tol`: stop when the norm of `criterion` is at most `tol`. 0 runs without any
+        data-dependent loop.
+    - `c_weight`: weight of the C-relaxation, one a level.
+    - `nested_iteration`: start from a solve on the coarsest level that is prolonged and improved
+        by one V-cycle a level. Otherwise the C-points start from zero, or from a given guess.
+    - `criterion`: `"residual"`, or `"jump"` (change of the C-points since the last iteration).
+    - `temporal_norm`: `"two"`, `"one"` or `"max"` over the C-points.
+    - `norm`: spatial norm of one state. `None` is the 2-norm over all leaves. A function maps a
+        state to a real scalar; where a mesh splits the batch, its values on the parts are
+        combined as the root of the sum of their squares.
+    - `window`: AT-MGRIT: on the coarsest level every point is solved from the point `window - 1`
+        before it, all at once.
+    - `min_coarse`: fewest steps that a coarse level may have.
+    - `skip_first_down`: the first iteration is only a coarse solve that is interpolated and
+        F-relaxed on the way up (XBraid's "skip"). Applies when no guess is given, and takes the
+        place of nested iteration.
+    - `coarse_solver`: `"serial"`, or `"relax"`: on the coarsest level every point takes
+        $1 + \nu$ steps from its neighbour at once, instead of an exact sequential solve.
+    - `final_relax`: what ends the solve: `"F"` (C-points keep the corrected values), `"FC"` (they
+        take the value of the step into them, which is known already) or `"FCF"`.
+    - `batch_intervals`: how many intervals a device steps at once: `"all"`, `"one"`, a number
+        (rounded down to a divisor of the intervals), or `"auto"` (measured rule, see
+        `docs/performance.md`).
+    - `adjoint_transfers`: for an adjoint solve with spatial coarsening: `"transpose"` of the
+        forward transfers, or the `"forward"` ones.
+
+    **Raises**
+
+    `ValueError` or `TypeError` that names the option, its value and what is allowed.
+
+    ??? cite "Reference"
+
+        R. D. Falgout, S. Friedhoff, Tz. V. Kolev, S. P. MacLachlan, J. B. Schroder: Parallel time
+        integration with multigrid. SIAM J. Sci. Comput. 36(6), 2014. AT-MGRIT: J. Hahne,
+        B. Southworth, S. Friedhoff: Asynchronous truncated multigrid-reduction-in-time, 2022.
+    """
+
+    levels: int = 2
+    coarsening: int | Sequence[int | Sequence[int]] = 4
+    cf_relax: int | Sequence[int] = 1
+    cycle: Cycle = "V"
+    max_iters: int = 10
+    tol: float = 0.0
+    c_weight: float | Sequence[float] = 1.0
+    nested_iteration: bool = True
+    criterion: Criterion = "residual"
+    temporal_norm: TemporalNorm = "two"
+    norm: Callable[[Any], Any] | None = None
+    window: int | None = None
+    min_coarse: int = 2
+    skip_first_down: bool = False
+    coarse_solver: CoarseSolver = "serial"
+    final_relax: FinalRelax = "F"
+    batch_intervals: BatchIntervals = "auto"
+    adjoint_transfers: AdjointTransfers = "transpose"
+
+    def __post_init__(self) -> None:
+        _integer("levels", self.levels, 1)
+        _integer("max_iters", self.max_iters, 0)
+        _integer("min_coarse", self.min_coarse, 1)
+        if self.window is not None:
+            _integer("window", self.window, 2)
+        if self.batch_intervals not in ("auto", "all", "one"):
+            _integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")
+        _choice("cycle", self.cycle, ("V", "F", "W"))
+        _choice("criterion", self.criterion, ("residual", "jump"))
+        _choice("temporal_norm", self.temporal_norm, ("two", "one", "max"))
+        _choice("coarse_solver", self.coarse_solver, ("serial", "relax"))
+        _choice("final_relax", self.final_relax, ("F", "FC", "FCF"))
+        _choice("adjoint_transfers", self.adjoint_transfers, ("transpose", "forward"))
+        for name in ("nested_iteration", "skip_first_down"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise TypeError(f"{name}={getattr(self, name)!r}: must be True or False.")
+        if not (isinstance(self.tol, (int, float, np.number)) and 0 <= self.tol < math.inf):
+            raise ValueError(f"tol={self.tol!r}: must be a finite number >= 0.")
+        if self.norm is not None and not callable(self.norm):
+            raise TypeError(f"norm={self.norm!r}: must be None or a function state -> scalar.")
+        if not isinstance(self.norm, Hashable):
+            raise TypeError(f"norm={self.norm!r}: must be hashable, as a plain function is.")
+        if self.window is not None and self.coarse_solver == "relax":
+            raise ValueError("window and coarse_solver='relax' exclude each other: give one.")
+
+        _set(self, "tol", float(self.tol))
+        _set(self, "coarsening", self._checked_coarsening())
+        _set(self, "cf_relax", self._one_a_level("cf_relax", lambda n, v: _integer(n, v, 0)))
+        _set(self, "c_weight", self._one_a_level("c_weight", _positive))
+
+    def _checked_coarsening(self) -> int | tuple[int | tuple[int, ...], ...]:
+        value = self.coarsening
+        if isinstance(value, (int, np.integer)):
+            return _integer("coarsening", value, 2)
+        if isinstance(value, np.ndarray) and value.ndim == 1 and self.levels == 2:
+            value = (value,)  # a bare index array: the C-points of the only transfer
+        entries = _sequence("coarsening", value, self.levels - 1)
+        return tuple(
+            _integer(f"coarsening[{i}]", e, 2)
+            if isinstance(e, (int, np.integer))
+            else _c_points(f"coarsening[{i}]", e)
+            for i, e in enumerate(entries)
+        )
+
+    def _one_a_level(self, name: str, check: Callable[[str, Any], Any]) -> Any:
+        value = getattr(self, name)
+        if isinstance(value, (list, tuple, np.ndarray)):
+            entries = _sequence(name, value, self.levels - 1)
+            return tuple(check(f"{name}[{i}]", e) for i, e in enumerate(entries))
+        return check(name, value)
+
+    def at(self, name: str, level: int) -> Any:
+        """The value of the per-level option `name` on `level`."""
+        value = getattr(self, name)
+        return value[level] if isinstance(value, tuple) else value
+
+
+def _set(config: MGRIT, name: str, value: Any) -> None:
+    object.__setattr__(config, name, value)  # the one way to normalise a frozen dataclass
+
+
+def _integer(name: str, value: Any, least: int, also: str = "") -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r}: must be an integer >= {least}{also}.")
+    if value < least:
+        raise ValueError(f"{name}={value}: must be >= {least}{also}.")
+    return int(value)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{name}={value!r}: must be a positive number.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}={value}: must be positive and finite.")
+    return float(value)
+
+
+def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
+
+
+def _sequence(name: str, value: Any, length: int) -> list[Any]:
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise TypeError(f"{name}={value!r}: must be one value or a sequence with one a level.")
+    if len(value) != length:
+        raise ValueError(
+            f"{name} has {len(value)} entries: must have levels - 1 = {length}, one for each level "
+            "but the coarsest."
+        )
+    return list(value)
+
+
+def _c_points(name: str, value: Any) -> tuple[int, ...]:
+    points = np.asarray(value)
+    if points.ndim != 1 or not np.issubdtype(points.dtype, np.integer):
+        raise TypeError(f"{name}={value!r}: must be a factor >= 2 or a list of C-point indices.")
+    if len(points) < 2:
+        raise ValueError(f"{name}={points.tolist()}: leaves nothing to coarsen; give >= 2 C-points.")
+    if points[0] != 0 or np.any(np.diff(points) <= 0):
+        raise ValueError(f"{name}: C-point indices must start with 0 and increase.")
+    return tuple(int(p) for p in points)

@@ -1,0 +1,343 @@
+r"""From a user's step and data to the equations of all levels, forward and adjoint.
+
+The *forward* problem marches the state: $u_{n+1} = \Phi_n(u_n)$. The *adjoint* marches in reverse
+$\lambda_n = (\partial\Phi_n/\partial u)^T \lambda_{n+1} + g_n$, where $g_n$ is the direct derivative of the
+loss with respect to $u_n$; on level $l$ its propagator is the vjp of the forward $\Phi_l$ at the
+states of that level's points. Both are given to the same cycle.
+
+States are pytrees; leaves that are not real or complex numbers (integers, booleans, PRNG keys) are
+constants of the motion, kept out of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxbraid import _tree
+from jaxbraid._comm import Comm
+from jaxbraid._cycle import LevelProblem, Problem, Start
+from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchy
+from jaxbraid._options import MGRIT
+from jaxbraid._tree import Split, Tree
+from jaxbraid.transfers import Transfer, transpose
+
+AUTO_BATCH_ELEMENTS = 4096  # on CPU, larger states are stepped one interval after another
+
+
+class StepFn(Protocol):
+    """The engine's form of a user's step: `(time, u, params_n, args, side) -> (u_next, aux)`."""
+
+    def __call__(
+        self, time: Any, u: Tree, params: Tree, args: Tree, side: Tree
+    ) -> tuple[Tree, Tree]: ...
+
+
+class Clock(Protocol):
+    """Times of slots from the finest-level indices of their ends, in the form the steps take."""
+
+    def __call__(self, times: Any, start: jax.Array, end: jax.Array) -> Any: ...
+
+
+class Inputs(NamedTuple):
+    """What a step of one slot depends on besides the state (leading axis: slots)."""
+
+    time: Any
+    params: Tree
+    active: jax.Array | None  # None where every slot is active
+    state: Tree = ()  # adjoint: the forward state where the slot starts
+    aux_ct: Tree = ()  # adjoint, level 0: cotangents of the auxiliary output
+
+
+class Shared(NamedTuple):
+    """What all steps of a level depend on alike."""
+
+    args: Tree
+    side: Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Everything static about a solve: hashable, so that equal setups share compiled programs."""
+
+    steps: tuple[StepFn, ...]  # one for all levels, or one a level
+    clock: Clock
+    n: int
+    forward: MGRIT
+    adjoint: MGRIT
+    transfers: tuple[Transfer | None, ...] | None = None
+    has_aux: bool = False
+
+    def step(self, level: int) -> StepFn:
+        return self.steps[min(level, len(self.steps) - 1)]
+
+    def transfer(self, level: int) -> Transfer | None:
+        return None if self.transfers is None else self.transfers[level]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """One device's part of the data: parameters of its slots, its part of the batch."""
+
+    times: Any
+    u0: Tree
+    params: Tree
+    shared: Shared
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The states of each level: shapes, the split of their leaves, the constant leaves."""
+
+    shapes: tuple[Tree, ...]
+    split: tuple[Split, ...]
+    constants: tuple[list[Any], ...]
+    first: tuple[list[Any], ...]  # u0, restricted, without the constants
+
+    @classmethod
+    def of(cls, setup: Setup, u0: Tree, levels: int) -> Space:
+        shapes, splits, constants, first = [], [], [], []
+        u = u0
+        for level in range(levels):
+            split = Split.of(u)
+            diff, rest = split(u)
+            shapes.append(_tree.shapes(u))
+            splits.append(split)
+            constants.append(rest)
+            first.append(diff)
+            transfer = setup.transfer(level) if level < levels - 1 else None
+            if transfer is not None:
+                u = transfer.restrict(u)
+        return cls(tuple(shapes), tuple(splits), tuple(constants), tuple(first))
+
+    def join(self, level: int, u: list[Any]) -> Tree:
+        return self.split[level].join(u, self.constants[level])
+
+    def restrict(self, setup: Setup, level: int) -> Callable[[Tree], Tree] | None:
+        transfer = setup.transfer(level)
+        if transfer is None:
+            return None
+        return lambda u: self.split[level + 1](transfer.restrict(self.join(level, u)))[0]
+
+    def prolong(self, setup: Setup, level: int) -> Callable[[Tree], Tree] | None:
+        transfer = setup.transfer(level)
+        if transfer is None:
+            return None
+        fine = self.shapes[level]
+        return lambda v: self.split[level](transfer.prolong(self.join(level + 1, v), fine))[0]
+
+
+def batched(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """`fn(x, u)` over a leading axis of both; a batch of one is not batched at all."""
+
+    def run(x: Any, u: Tree) -> Tree:
+        if jax.tree.leaves(u)[0].shape[0] == 1:
+            return jax.tree.map(lambda a: a[None], fn(*_tree.take((x, u), 0)))
+        return jax.vmap(fn)(x, u)
+
+    return run
+
+
+def forward_step(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
+    """A batch of steps of `level`: states without constants -> (next states, auxiliary output)."""
+    step = setup.step(level)
+    split = space.split[level]
+
+    def one(x: Inputs, u: Tree) -> tuple[Tree, Tree]:
+        out, aux = step(x.time, space.join(level, u), x.params, shared.args, shared.side)
+        return split(out)[0], aux
+
+    return batched(one)(x, u)
+
+
+def interval_batch(config: MGRIT, level: Level, state: Tree) -> int:
+    """How many of a device's intervals are stepped at once."""
+    limit = config.batch_intervals
+    if limit == "auto":
+        elements = sum(leaf.size for leaf in jax.tree.leaves(state))
+        cpu = jax.default_backend() == "cpu"
+        limit = "one" if cpu and elements > AUTO_BATCH_ELEMENTS else "all"
+    if limit == "one":
+        return 1
+    return level.intervals if limit == "all" else _tree.largest_divisor(level.intervals, int(limit))
+
+
+def _active(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
+    if not h.has_inactive(l):
+        return None
+    return h.levels[l].start(comm.index, h.steps) < h.steps
+
+
+def _arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
+    """The inputs in places; places without a slot are inactive."""
+    active = inputs.active
+    arranged = level.arrange(inputs._replace(active=None), batch, reverse)
+    if active is not None:
+        active = level.arrange(active, batch, reverse)
+    if level.padded():
+        occupied = level.occupied(batch, reverse)
+        active = occupied if active is None else active & occupied
+    return arranged._replace(active=active)
+
+
+def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
+    """Inactive slots pass their state on."""
+    return value if active is None else _tree.where(active, value, u)
+
+
+def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple[Problem, Space]:
+    """The forward equations of all levels on this device, and the states' spaces."""
+    config = setup.forward
+    h = build_hierarchy(config, setup.n, comm.size)
+    space = Space.of(setup, data.u0, len(h.levels))
+    levels, params = [], data.params
+    for l, level in enumerate(h.levels):
+        time = setup.clock(
+            data.times, level.start(comm.index, h.steps), level.end(comm.index, h.steps)
+        )
+        inputs = Inputs(time, params, _active(h, l, comm))
+
+        def phi(x: Inputs, u: Tree, l: int = l) -> Tree:
+            return masked(x.active, forward_step(setup, space, l, x, u, data.shared)[0], u)
+
+        coarsest = l == len(h.levels) - 1
+        batch = interval_batch(config, level, space.first[l])
+        levels.append(
+            LevelProblem(
+                level,
+                phi,
+                inputs,
+                _arrange_inputs(level, inputs, batch, False),
+                space.first[l],
+                batch,
+                None if coarsest else space.restrict(setup, l),
+                None if coarsest else space.prolong(setup, l),
+            )
+        )
+        params = level.first_slots(params)
+    norm = config.norm
+    if norm is not None:
+        norm = lambda u: config.norm(space.join(0, u))  # noqa: E731
+    return Problem(tuple(levels), config, comm, start, norm), space
+
+
+def adjoint_problem(
+    setup: Setup,
+    data: Data,
+    comm: Comm,
+    states: Tree,
+    last: Tree,
+    source: Tree | None,
+    aux_ct: Tree,
+) -> tuple[Problem, Space]:
+    """The adjoint equations of all levels on this device.
+
+    `states` are the forward states where the slots of level 0 start, `last` is the derivative of the
+    loss w.r.t. the final state, `source` those w.r.t. the other states (slots), `aux_ct` those
+    w.r.t. the auxiliary output.
+    """
+    config = setup.adjoint
+    h = build_hierarchy(config, setup.n, comm.size)
+    space = Space.of(setup, data.u0, len(h.levels))
+    levels, params = [], data.params
+    for l, level in enumerate(h.levels):
+        time = setup.clock(
+            data.times, level.start(comm.index, h.steps), level.end(comm.index, h.steps)
+        )
+        inputs = Inputs(time, params, _active(h, l, comm), states, aux_ct if l == 0 else ())
+
+        def phi(x: Inputs, adjoint: Tree, l: int = l) -> Tree:
+            return adjoint_step(setup, space, data.shared, l, x, adjoint)
+
+        restrict = prolong = None
+        if l < len(h.levels) - 1 and setup.transfer(l) is not None:
+            restrict, prolong = _adjoint_transfers(setup, space, l)
+        batch = interval_batch(config, level, last)
+        swept = _arrange_inputs(level, inputs, batch, True)
+        lp = LevelProblem(level, phi, inputs, swept, last, batch, restrict, prolong, source)
+        levels.append(lp)
+        if l == len(h.levels) - 1:
+            break
+        params = level.first_slots(params)
+        states = level.first_slots(states)
+        to_coarse = space.restrict(setup, l)
+        if to_coarse is not None:
+            states = jax.vmap(to_coarse)(states)
+        if restrict is not None:
+            last = restrict(last)
+        if source is not None:
+            source = interval_sums(comm, lp, source)
+            source = source if restrict is None else jax.vmap(restrict)(source)
+    start: Start = "coarse" if config.skip_first_down else "guess"
+    if config.nested_iteration and not config.skip_first_down:
+        start = "nested"
+    norm = config.norm
+    if norm is not None:
+        norm = lambda u: config.norm(space.join(0, u))  # noqa: E731
+    return Problem(tuple(levels), config, comm, start, norm, reverse=True), space
+
+
+def adjoint_step(
+    setup: Setup, space: Space, shared: Shared, l: int, x: Inputs, adjoint: Tree
+) -> Tree:
+    """A batch of adjoint steps of level `l`: the vjp of its forward steps at their states."""
+    _, vjp = jax.vjp(lambda u: with_aux(setup, space, shared, l, x, u), x.state)
+    return masked(x.active, vjp(cotangents(l, x, adjoint))[0], adjoint)
+
+
+def with_aux(setup: Setup, space: Space, shared: Shared, l: int, x: Inputs, u: Tree) -> Tree:
+    """The outputs of a batch of steps that a loss may depend on: states and, on level 0, aux."""
+    value, aux = forward_step(setup, space, l, x, u, shared)
+    if l > 0 or not jax.tree.leaves(x.aux_ct):
+        return value
+    return value, Split.of(aux)(aux)[0]
+
+
+def cotangents(l: int, x: Inputs, adjoint: Tree) -> Tree:
+    if l > 0 or not jax.tree.leaves(x.aux_ct):
+        return adjoint
+    return adjoint, x.aux_ct
+
+
+def _adjoint_transfers(setup: Setup, space: Space, l: int):
+    """`(restrict, prolong)` of the adjoint: P^T and R^T, or on request R and P."""
+    restrict, prolong = space.restrict(setup, l), space.prolong(setup, l)
+    assert restrict is not None and prolong is not None
+    if setup.adjoint.adjoint_transfers == "forward":
+        return restrict, prolong
+    fine = _tree.shapes(space.first[l])
+    adjoint = transpose(Transfer(restrict, prolong), fine)
+    return adjoint.restrict, lambda v: adjoint.prolong(v, fine)
+
+
+def interval_sums(comm: Comm, lp: LevelProblem, x: Tree) -> Tree:
+    """Sums of slot values over each interval, on the device of its first slot."""
+    level = lp.level
+    arranged = level.arrange(x, lp.batch, True)
+    if level.padded():
+        arranged = _tree.where(
+            level.occupied(lp.batch, True), arranged, _tree.zeros(_tree.shapes(arranged))
+        )
+    sums = jax.tree.map(lambda a: a.sum(1).reshape(-1, *a.shape[3:]), arranged)
+    part = sums
+    nothing = _tree.zeros(_tree.shapes(sums))
+    for _ in range(level.group - 1):
+        part = comm.shift(part, -level.stride, nothing)
+        sums = _tree.add(sums, part)
+    return sums
+
+
+def counted(h: Hierarchy, p: Problem) -> jax.Array:
+    """Which C-points of level 0 are unknowns that norms count."""
+    level, coarse = h.levels[0], h.levels[1]
+    if h.devices == 1:
+        counts = level.intervals - (not p.reverse and not h.last_is_c_point[0])
+        return jnp.arange(level.intervals) < counts
+    here = p.comm.index % coarse.stride == 0
+    if p.reverse:
+        return (coarse.start(p.comm.index, h.steps) < h.steps) & here
+    return (coarse.end(p.comm.index, h.steps, clip=False) <= h.steps) & here

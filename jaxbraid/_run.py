@@ -1,0 +1,186 @@
+"""One solve over all devices, and its derivative.
+
+`run` splits the data over the devices of a mesh (or none), solves forward in one `shard_map`, and in
+the backward pass of `custom_vjp` solves the adjoint in another, so that no collective is ever
+differentiated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from jaxbraid import _tree
+from jaxbraid._adjoint import Adjoint, solve_adjoint
+from jaxbraid._comm import Comm
+from jaxbraid._forward import Forward, Want, solve_forward
+from jaxbraid._hierarchy import build_hierarchy
+from jaxbraid._layout import BATCH, EVERYWHERE, LAYER, LAYER_BATCH, Layout
+from jaxbraid._problem import Data, Setup, Shared
+from jaxbraid._stats import AdjointStats, Stats
+from jaxbraid._tree import Split, Tree
+
+
+class Arrays(NamedTuple):
+    """The traced data of a solve; `params` with leading axis n."""
+
+    times: Any
+    u0: Tree
+    params: Tree
+    args: Tree
+    side: Tree
+    guess: Tree | None  # states at the points 1..n
+
+
+class Output(NamedTuple):
+    """Results on all devices; `states` at the points 0..n-1."""
+
+    u: Tree
+    states: Tree
+    aux: Tree
+    stats: Stats | None
+
+
+def _pad(x: Tree, n: int, slots: int) -> Tree:
+    """Leading axis n to all slots: the last entry is repeated in inactive ones."""
+    if slots == n:
+        return x
+    index = jnp.minimum(jnp.arange(slots), n - 1)
+    return jax.tree.map(lambda a: a[index], x)
+
+
+def _cut(x: Tree, n: int) -> Tree:
+    return jax.tree.map(lambda a: a if a.shape[0] == n else a[:n], x)
+
+
+def _zeros_for(ct: Any) -> Any:
+    """Cotangents with symbolic zeros made into arrays."""
+    return jax.tree.map(
+        lambda c: jnp.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c,
+        ct,
+        is_leaf=lambda c: isinstance(c, SymbolicZero),
+    )
+
+
+def _all_zero(ct: Any) -> bool:
+    leaves = jax.tree.leaves(ct, is_leaf=lambda c: isinstance(c, SymbolicZero))
+    return all(isinstance(c, SymbolicZero) for c in leaves)
+
+
+@functools.partial(jax.jit, static_argnames=("setup", "layout", "want"))
+def run(
+    setup: Setup, layout: Layout, want: Want, arrays: Arrays, probe: AdjointStats | None
+) -> Output:
+    """Solve, differentiably in `u0`, `params`, `args` and `side`; see `AdjointStats` for `probe`."""
+    split = [Split.of(x) for x in arrays[1:5]]
+    diff, rest = zip(*(s(x) for s, x in zip(split, arrays[1:5], strict=True)), strict=True)
+    fixed = (arrays.times, rest, arrays.guess)
+
+    def joined(diff: Any, fixed: Any) -> Arrays:
+        times, rest, guess = fixed
+        parts = [s.join(d, r) for s, d, r in zip(split, diff, rest, strict=True)]
+        return Arrays(times, *parts, guess)
+
+    @jax.custom_vjp
+    def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
+        return _forward(setup, layout, want, joined(diff, fixed))
+
+    def forward(diff: Any, probe: Any, fixed: Any) -> tuple[Output, Any]:
+        diff, probe, fixed = jax.tree.map(
+            lambda x: x.value, (diff, probe, fixed), is_leaf=lambda x: hasattr(x, "perturbed")
+        )
+        out = _forward(setup, layout, want._replace(states=True), joined(diff, fixed))
+        saved = (diff, fixed, out.states, out.aux if setup.has_aux else ())
+        if not want.states:
+            out = out._replace(states=())
+        return out, (saved, probe)
+
+    def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
+        (diff, fixed, states, aux), probe = saved
+        return (*_backward(setup, layout, joined(diff, fixed), states, aux, probe, ct), None)
+
+    evolve.defvjp(forward, backward, symbolic_zeros=True)
+    return evolve(tuple(diff), probe, fixed)
+
+
+def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output:
+    slots = build_hierarchy(setup.forward, setup.n, layout.devices).slots
+
+    def block(comm: Comm, a: Arrays) -> Forward:
+        data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
+        out = solve_forward(setup, want, comm, data, a.guess)
+        return out._replace(aux=_mean_over_batch(comm, out.aux))
+
+    params, guess = _pad((arrays.params, arrays.guess), setup.n, slots)
+    shard = layout.shard(
+        block,
+        (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, LAYER_BATCH),),
+        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE),
+    )
+    out = shard(arrays._replace(params=params, guess=guess))
+    return Output(out.u, _cut(out.states, setup.n), _cut(out.aux, setup.n), out.stats)
+
+
+def _mean_over_batch(comm: Comm, aux: Tree) -> Tree:
+    parts = comm.batch_size()
+    if parts == 1:
+        return aux
+    split = Split.of(aux)
+    diff, rest = split(aux)
+    return split.join([x / parts for x in comm.batch_sum(diff)], rest)
+
+
+def _backward(
+    setup: Setup,
+    layout: Layout,
+    arrays: Arrays,
+    states: Tree,
+    aux: Tree,
+    probe: AdjointStats | None,
+    ct: Output,
+) -> tuple[Any, Any]:
+    """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe."""
+    slots = build_hierarchy(setup.adjoint, setup.n, layout.devices).slots
+    pick = lambda like, x: Split.of(like)(x)[0]  # noqa: E731
+    last = _zeros_for(pick(arrays.u0, ct.u))
+    source = None
+    if jax.tree.leaves(ct.states) and not _all_zero(pick(states, ct.states)):
+        source = _pad(_zeros_for(pick(states, ct.states)), setup.n, slots)
+        beyond = jnp.arange(slots) < setup.n
+        source = _tree.where(beyond, source, _tree.zeros(_tree.shapes(source)))
+    aux_ct = []
+    if setup.has_aux and not _all_zero(pick(aux, ct.aux)):
+        aux_ct = [c / layout.parts for c in _zeros_for(pick(aux, ct.aux))]
+
+    def block(comm: Comm, a: Arrays, states: Tree, last: Tree, source: Tree, aux_ct: Tree) -> Adjoint:
+        data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
+        states = Split.of(states)(states)[0]
+        return solve_adjoint(setup, probe is not None, comm, data, states, last, source, aux_ct)
+
+    params, states, aux_ct = _pad((arrays.params, states, aux_ct), setup.n, slots)
+    shard = layout.shard(
+        block,
+        (
+            Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, EVERYWHERE),
+            LAYER_BATCH,
+            BATCH,
+            LAYER_BATCH,
+            LAYER,
+        ),
+        Adjoint(BATCH, LAYER, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
+    )
+    arrays = arrays._replace(params=params, guess=None)
+    g = shard(arrays, states, last, source, aux_ct)
+    record = None
+    if probe is not None:
+        end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)
+        norms = jnp.sqrt(jnp.append(_cut(g.norms, setup.n), end))
+        record = jax.tree.map(
+            lambda p, x: x.astype(p.dtype), probe, dataclasses.replace(g.stats, norms=norms)
+        )
+    return (g.u0, _cut(g.params, setup.n), g.args, g.side), record

@@ -1,0 +1,98 @@
+"""What a solve reports about itself, and the table that prints it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Convergence of one solve. `print` it for the table of iterations.
+
+    - `residuals`: norm of the criterion (residual or jump) after each iteration; NaN where an
+        iteration was not run.
+    - `initial_residual`: residual norm of the initial guess (NaN if it was not computed).
+    - `iterations`: iterations that were run.
+    - `converged`: the last norm is finite and at most `tol`. With `tol=0` nothing is asked for, and
+        it says whether the norm is exactly zero.
+    - `finite`: no NaN or infinity was met.
+    """
+
+    residuals: Float[Array, " max_iters"]
+    initial_residual: Float[Array, ""]
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+    finite: Bool[Array, ""]
+
+    def factors(self) -> Float[np.ndarray, " iterations"]:
+        """Convergence factor of each iteration: its residual over that before it."""
+        r = np.concatenate([[self.initial_residual], np.asarray(self.residuals)])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (r[1:] / r[:-1])[: int(self.iterations)]
+
+    def raise_if_not_finite(self) -> None:
+        """Raise `FloatingPointError` if the solve met NaN or infinity (outside `jit`)."""
+        if not bool(self.finite):
+            raise FloatingPointError(
+                f"the solve met a non-finite value within {int(self.iterations)} iterations; "
+                f"residuals: {np.asarray(self.residuals)}"
+            )
+
+    def __str__(self) -> str:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):
+            return f"Stats(traced, max_iters={self.residuals.shape[-1]})"
+        if np.ndim(self.iterations):  # a batch of solves, from vmap
+            return f"Stats(of {np.shape(self.iterations)} solves, iterations={self.iterations})"
+        lines = ["iteration    residual    factor"]
+        factors = self.factors()
+        if np.isfinite(self.initial_residual):
+            lines.append(f"        0  {float(self.initial_residual):10.4e}         -")
+        for i in range(int(self.iterations)):
+            factor = f"{factors[i]:.2e}" if np.isfinite(factors[i]) else "-"
+            lines.append(f"{i + 1:9d}  {float(self.residuals[i]):10.4e}  {factor:>8}")
+        if not bool(self.finite):
+            lines.append("stopped: not finite")
+        elif bool(self.converged):
+            lines.append("converged")
+        return "\n".join(lines)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdjointStats:
+    """What the adjoint solve reports, as the "gradient" with respect to a probe.
+
+    A backward pass returns nothing but gradients. `ParallelODENet.adjoint_probe()` makes an
+    `AdjointStats` of zeros; passed to the net as `adjoint_probe=` it changes nothing, and its
+    gradient is not a derivative but the record of the adjoint solve:
+
+    - `residuals`: as in `Stats`, after each iteration; `iterations`: how many were run.
+    - `norms`: 2-norm of the adjoint state (loss gradient w.r.t. the state) at every point 0..N.
+    """
+
+    residuals: Float[Array, " max_iters"]
+    iterations: Float[Array, ""]
+    norms: Float[Array, " steps_plus_1"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """Result of a solve.
+
+    - `u`: the state at the end of time.
+    - `us`: the states at all points, leading axis `N + 1` (`None` if they were not asked for).
+    - `stats`: convergence of the solve.
+    - `aux`: auxiliary output of every step from the last sweep, leading axis `N`.
+    """
+
+    u: Any
+    us: Any
+    stats: Stats
+    aux: Any = None
