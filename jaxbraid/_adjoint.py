@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import Rhs, apply_rhs
+from jaxbraid._cycle import Rhs, apply_rhs, masked
 from jaxbraid._forward import relaxed_solution
 from jaxbraid._hierarchy import build_hierarchy
 from jaxbraid._iterate import squares
@@ -24,7 +24,6 @@ from jaxbraid._problem import (
     Shared,
     adjoint_problem,
     cotangents,
-    masked,
     with_aux,
 )
 from jaxbraid._stats import AdjointStats
@@ -85,7 +84,7 @@ def solve_adjoint(
         if x.active is not None:
             ct = _tree.where(x.active, ct, _tree.zeros(_tree.shapes(ct)))
         value, dparams, dargs, dside = vjp(ct)
-        value = apply_rhs(masked(x.active, value, adjoint), rhs)
+        value = masked(x.active, apply_rhs(value, rhs), adjoint)
         return value, (dparams, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
 
     zero = _tree.zeros(_tree.shapes((args, side)))

@@ -47,7 +47,7 @@ class LevelProblem:
     """One level's equation on this device.
 
     `phi` steps a batch of slots (leading axis) given their `inputs` (`swept`: the same, arranged for
-    sweeps of `batch` intervals at once); `u0` is the value that the march starts from; `restrict`
+    sweeps of `batch` intervals at once), whose `active` masks slots that pass their state on; `u0` is the value that the march starts from; `restrict`
     and `prolong` act on single states, to and from the next level.
     """
 
@@ -148,10 +148,15 @@ def _with_rhs(phi: Step) -> Callable[[Tree, tuple[Any, Rhs | None]], tuple[Tree,
 
     def body(u: Tree, x: tuple[Any, Rhs | None]) -> tuple[Tree, Tree]:
         inputs, rhs = x
-        u = apply_rhs(phi(inputs, u), rhs)
+        u = masked(inputs.active, apply_rhs(phi(inputs, u), rhs), u)
         return u, u
 
     return body
+
+
+def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
+    """Inactive slots pass their state on."""
+    return value if active is None else _tree.where(active, value, u)
 
 
 def apply_rhs(value: Tree, rhs: Rhs | None) -> Tree:
@@ -276,10 +281,12 @@ def step_all(p: Problem, l: int, v: Tree) -> Tree:
         limit = level.block if lp.batch == level.intervals else lp.batch
         size = _tree.largest_divisor(level.block, limit)
         if size == level.block:
-            return lp.phi(lp.inputs, before)
-        xs = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), (lp.inputs, before))
-        out = lax.map(lambda x: lp.phi(*x), xs)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+            out = lp.phi(lp.inputs, before)
+        else:
+            xs = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), (lp.inputs, before))
+            out = lax.map(lambda x: lp.phi(*x), xs)
+            out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+        return masked(lp.inputs.active, out, before)
 
     return when(_takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))
 

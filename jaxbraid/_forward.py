@@ -16,6 +16,7 @@ from jaxbraid._cycle import (
     Swept,
     arranged_rhs,
     march,
+    masked,
     source,
     starts,
     sweep,
@@ -25,7 +26,6 @@ from jaxbraid._cycle import (
 from jaxbraid._hierarchy import Hierarchy, build_hierarchy
 from jaxbraid._iterate import iterate, make_stats
 from jaxbraid._problem import Data, Inputs, Setup, Space, counted, forward_problem, forward_step
-from jaxbraid._problem import masked
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
 

@@ -105,7 +105,7 @@ class _LayerClock:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class ParallelODENet:
     """A stack of layers as a function of its input; made by `parallel_ode_net`.
 

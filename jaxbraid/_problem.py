@@ -184,11 +184,6 @@ def _arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> 
     return arranged._replace(active=active)
 
 
-def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
-    """Inactive slots pass their state on."""
-    return value if active is None else _tree.where(active, value, u)
-
-
 def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple[Problem, Space]:
     """The forward equations of all levels on this device, and the states' spaces."""
     config = setup.forward
@@ -202,7 +197,7 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         inputs = Inputs(time, params, _active(h, l, comm))
 
         def phi(x: Inputs, u: Tree, l: int = l) -> Tree:
-            return masked(x.active, forward_step(setup, space, l, x, u, data.shared)[0], u)
+            return forward_step(setup, space, l, x, u, data.shared)[0]
 
         coarsest = l == len(h.levels) - 1
         batch = interval_batch(config, level, space.first[l])
@@ -286,7 +281,7 @@ def adjoint_step(
 ) -> Tree:
     """A batch of adjoint steps of level `l`: the vjp of its forward steps at their states."""
     _, vjp = jax.vjp(lambda u: with_aux(setup, space, shared, l, x, u), x.state)
-    return masked(x.active, vjp(cotangents(l, x, adjoint))[0], adjoint)
+    return vjp(cotangents(l, x, adjoint))[0]
 
 
 def with_aux(setup: Setup, space: Space, shared: Shared, l: int, x: Inputs, u: Tree) -> Tree:

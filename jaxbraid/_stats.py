@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class Stats:
     """Convergence of one solve. `print` it for the table of iterations.
 
@@ -64,7 +64,7 @@ class Stats:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class AdjointStats:
     """What the adjoint solve reports, as the "gradient" with respect to a probe.
 
@@ -82,7 +82,7 @@ class AdjointStats:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity
 class Solution:
     """Result of a solve.
 

@@ -1,0 +1,61 @@
+# Each target works as the first command in a fresh clone: it makes the virtual environment that it needs.
+
+VENV ?= .venv
+DEMO_ARGS ?=
+PYTEST_ARGS ?= -n logical --maxprocesses 4
+
+BIN := $(VENV)/bin
+
+# Python 3.11 or newer that can make virtual environments (Debian packs that part separately).
+PYTHON_OK := -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" $(PYTHON_OK) >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test lint format typecheck mpi clean help
+
+demo: $(VENV)/.stamp-examples ## train a layer-parallel network on handwritten digits (options: DEMO_ARGS="...")
+	$(BIN)/python examples/digits.py $(DEMO_ARGS)
+
+test: $(VENV)/.stamp-test ## run all tests (options: PYTEST_ARGS="...")
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp-dev ## mend style and format where that can be done by machine
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+typecheck: $(VENV)/.stamp-dev ## check types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+mpi: $(VENV)/.stamp-mpi ## add mpi4py and mpi4jax to the environment (an MPI with mpicc must be there)
+
+clean: ## remove the environments, builds and caches (not outputs/ and checkpoints/)
+	rm -rf $(VENV) .venv312 build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The stamp .stamp-X says that the package is installed with its extra X (see pyproject.toml).
+$(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+$(VENV)/.stamp-python:
+	@$(or $(PYTHON),false) $(PYTHON_OK) 2>/dev/null || { echo >&2 \
+		"jaxbraid needs Python 3.11 or newer with the modules venv and ensurepip (Debian: python3-venv);" \
+		"$(if $(PYTHON),$(PYTHON) is not one,none was found). Name one with make PYTHON=/path/to/python."; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Where it sees an nvcc, mpi4jax builds for CUDA too and fails without CUDA's headers. A CUDA_PATH that
+# holds none turns that off; give your own for ranks on GPUs.
+CUDA_PATH ?= $(CURDIR)
+$(VENV)/.stamp-mpi: export CUDA_PATH := $(CUDA_PATH)

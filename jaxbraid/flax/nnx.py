@@ -1,0 +1,185 @@
+"""A stack of equal NNX blocks whose layers are computed in parallel."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jaxbraid._ode_net import ADJOINT, FORWARD, Form, ParallelODENet, parallel_ode_net
+from jaxbraid._options import MGRIT
+from jaxbraid._stats import AdjointStats, Solution
+from jaxbraid.flax import _block
+from jaxbraid.transfers import Transfer
+
+Path = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The arguments for `parallel_ode_net`; hashable, so a static attribute of the module."""
+
+    t_final: float
+    form: Form
+    forward: MGRIT
+    adjoint: MGRIT | None
+    transfers: tuple[Transfer | None, ...] | None
+    mesh: Mesh | None
+    layer_axis: str
+    batch_axis: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """A block, split from its variables, as `f(state, x) -> (value, changed variables)`."""
+
+    graphdef: Any
+    names: tuple[str, ...]
+    batch_axis: str | None
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _block.signature(self.names)
+
+    def __call__(self, state: nnx.State, x: PyTree, **given: Any) -> tuple[PyTree, dict[Path, Any]]:
+        before = {p: _value(v) for p, v in nnx.to_flat_state(state)}
+        block = nnx.merge(self.graphdef, self._with_own_keys(state))
+        value = block(x, **given)
+        after = {p: v for p, v in nnx.to_flat_state(nnx.state(block))}
+        changed = {
+            p: _value(v)
+            for p, v in after.items()
+            if not isinstance(v, (nnx.Param, nnx.RngKey)) and _value(v) is not before[p]
+        }
+        return value, changed
+
+    def _with_own_keys(self, state: nnx.State) -> nnx.State:
+        if self.batch_axis is None:
+            return state
+
+        def own(path: Path, v: Any) -> Any:
+            if not isinstance(v, nnx.RngKey):
+                return v
+            return v.replace(_block.own_key(_value(v), self.batch_axis))
+
+        return nnx.map_state(own, state)
+
+
+def _value(variable: Any) -> Any:
+    return variable.get_value() if isinstance(variable, nnx.Variable) else variable
+
+
+class ParallelStack(nnx.Module):
+    r"""`layers` equal blocks, $x \leftarrow x + \Delta t\, \mathrm{block}_n(x)$, in parallel over layers.
+
+    **Arguments**
+
+    - `make_block`: `make_block(rngs) -> nnx.Module`; the module maps `x` to `dx/dt`, of the same
+        shape (with `form="step"`, to the next `x`). Its `__call__` may also take, by name, the
+        layer's time `t`, the step size `dt` and the per-sample `side`.
+    - `layers`: number of blocks; each has its own parameters and PRNG streams from `rngs`.
+    - `smooth_init`: every block starts with the same weights, so that they are smooth in depth,
+        which is what coarse levels need.
+    - `forward`, `adjoint`, `t_final`, `form`, `transfers`, `mesh`, `layer_axis`, `batch_axis`: as in
+        `jaxbraid.parallel_ode_net`. With a batch axis, give BatchNorm `axis_name=batch_axis` if its
+        statistics are to be those of the whole batch.
+
+    Calling the stack updates the blocks' statistics and PRNG counters once, from the last sweep.
+    `model.set_attributes(serial=True)` makes all stacks in a model exact and sequential, on one device,
+    with the same parameters; `serial=False` makes them parallel again.
+    """
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], nnx.Module],
+        layers: int,
+        *,
+        rngs: nnx.Rngs,
+        smooth_init: bool = False,
+        t_final: float = 1.0,
+        form: Form = "field",
+        forward: MGRIT = FORWARD,
+        adjoint: MGRIT | None = None,
+        transfers: Sequence[Transfer | None] | None = None,
+        mesh: Mesh | None = None,
+        layer_axis: str = "layer",
+        batch_axis: str | None = None,
+    ):
+        if not isinstance(layers, int) or layers < 1:
+            raise ValueError(f"layers={layers!r}: must be an integer >= 1.")
+
+        @nnx.split_rngs(splits=layers)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs: nnx.Rngs) -> nnx.Module:
+            return make_block(rngs)
+
+        self.blocks = make(rngs)
+        if smooth_init:
+            params = nnx.state(self.blocks, nnx.Param)
+            same = jax.tree.map(lambda a: jax.numpy.broadcast_to(a[:1], a.shape), params)
+            nnx.update(self.blocks, same)
+        self.layers = layers
+        self.serial = False
+        self.options = _Options(
+            t_final,
+            form,
+            forward,
+            adjoint,
+            None if transfers is None else tuple(transfers),
+            mesh,
+            layer_axis,
+            batch_axis if mesh is not None else None,
+        )
+
+    def net(self) -> ParallelODENet:
+        """The stack as a function of its input, with the present variables as `params`."""
+        graphdef, state = nnx.split(self.blocks)
+        names = _block.extras(type(self.blocks).__call__)
+        options = vars(self.options)
+        field = _Field(graphdef, names, None if self.serial else options["batch_axis"])
+        net = parallel_ode_net(field, state, has_aux=True, **options)
+        return net.serial() if self.serial else net
+
+    def __call__(
+        self,
+        x: PyTree,
+        *,
+        side: PyTree | None = None,
+        guess: PyTree | str | None = None,
+        adjoint_probe: AdjointStats | None = None,
+    ) -> PyTree:
+        """The output of the last block; the arguments are those of `ParallelODENet`."""
+        net = self.net()
+        y, changed = net(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        self._update(net.params, changed)
+        return y
+
+    def solve(
+        self,
+        x: PyTree,
+        *,
+        side: PyTree | None = None,
+        guess: PyTree | str | None = None,
+        adjoint_probe: AdjointStats | None = None,
+    ) -> Solution:
+        """As calling the stack, with the states of all layers and the statistics of the solve."""
+        net = self.net()
+        solution = net.solve(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        self._update(net.params, solution.aux)
+        return solution
+
+    def adjoint_probe(self) -> AdjointStats:
+        """A probe for the record of the adjoint solve; see `AdjointStats`."""
+        return self.net().adjoint_probe()
+
+    def _update(self, state: nnx.State, changed: dict[Path, Any]) -> None:
+        if not changed:
+            return
+        flat = [(p, v.replace(changed[p])) for p, v in nnx.to_flat_state(state) if p in changed]
+        nnx.update(self.blocks, nnx.from_flat_state(flat))
