@@ -91,7 +91,7 @@ def solve_adjoint(
     done, swept, stats = relaxed_solution(p, h, initial, body, zero, want_stats)
     dparams, norms = h.levels[0].flatten(swept.outputs, True)
     dargs, dside = swept.total
-    use_u = p.coarsest > 0 and setup.adjoint.final_relax == "F"
+    use_u = p.coarsest > 0 and setup.adjoint.final_relax != "FC"
     du0 = comm.broadcast(_tree.take(done if use_u else swept.ends, 0), 0)
     record = None
     if want_stats:

@@ -76,7 +76,7 @@ def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree 
     states, aux = h.levels[0].flatten(swept.outputs, False)
     u = _final(p, h, done, swept)
     if want.states:
-        if p.coarsest > 0 and config.final_relax != "F":
+        if p.coarsest > 0 and config.final_relax == "FC":
             states = _with_c_points(p, states, to_owner(p, 0, swept.ends))
         states = jax.vmap(lambda s: space.join(0, s))(states)
     return Forward(space.join(0, u), states, aux, stats)
@@ -125,7 +125,7 @@ def _final(p: Problem, h: Hierarchy, u: Tree, swept: Swept) -> Tree:
     if p.coarsest == 0:
         return p.comm.broadcast(_tree.take(swept.ends, 0), device)
     k = level.intervals - 1 if level.bounds is not None else slot // level.length
-    if h.last_is_c_point[0] and p.config.final_relax == "F":
+    if h.last_is_c_point[0] and p.config.final_relax != "FC":
         return p.comm.broadcast(_tree.take(u, k), device // level.group * level.group)
     return p.comm.broadcast(_tree.take(swept.ends, k), device)
 

@@ -191,8 +191,9 @@ def injection(
 
     **Raises**
 
-    `ValueError` or `TypeError` for options that aren't among those above; `ValueError`, when applied, for a real or complex
-    leaf without the axes, and for a size that can't be coarsened.
+    `ValueError` or `TypeError` for options that aren't among those above. When applied,
+    `ValueError` for a real or complex leaf without the axes, for a size that can't be coarsened,
+    and for a coarse leaf that doesn't fit the fine one.
 
     ??? cite "Reference"
 
@@ -252,8 +253,9 @@ def average_pooling(
 
     **Raises**
 
-    `ValueError` or `TypeError` for options that aren't among those above; `ValueError`, when applied, for a real or complex
-    leaf without the axes, and for a size less than 2.
+    `ValueError` or `TypeError` for options that aren't among those above. When applied,
+    `ValueError` for a real or complex leaf without the axes, for a size less than 2, and for a
+    coarse leaf that doesn't fit the fine one.
 
     ??? cite "Reference"
 

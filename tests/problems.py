@@ -124,9 +124,9 @@ def heat_1d_bdf(
 ) -> Problem:
     """The equation of `heat_1d` for pairs of time points (u(t), u(t + dtau)), t in `ts`.
 
-    From the pair at t0 to that at t1 it takes two steps, of lengths t1 - t0 - dtau and dtau: of BDF2
-    with variable step lengths on the finest level, of BDF1 on the others. The first pair is made by
-    one step of the trapezoidal rule, or of BDF1 with `start="bdf1"`.
+    From the pair at t0 to that at t1 it takes two steps, of lengths t1 - t0 - dtau and dtau: of
+    BDF2 with variable step lengths on the finest level, of BDF1 on the others. The first pair is
+    made by one step of the trapezoidal rule, or of BDF1 with `start="bdf1"`.
     """
     grid, dx = _interior(x, nx - 2)
     scale = a / dx**2
