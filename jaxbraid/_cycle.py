@@ -394,6 +394,9 @@ def coarse_start(p: Problem, guess: Callable[[int], Tree], improve: bool) -> Tre
     v = solve_coarsest(p, guess(p.coarsest), source(p, p.coarsest))
     for l in range(p.coarsest - 1, -1, -1):
         u = _batched(p.levels[l].prolong)(v)
+        # beyond the end of time (in reverse: before the beginning) nothing is to be approximated
+        known = _tree.repeat(p.levels[l].u0, p.levels[l].level.intervals)
+        u = masked(p.levels[l + 1].inputs.active, u, known)
         if l == 0:
             return u
         rhs = arranged_rhs(p, l, source(p, l))
