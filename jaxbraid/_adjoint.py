@@ -1,4 +1,4 @@
-"""The adjoint solve on one device: the forward cycle marching in reverse, then one sweep of full vjps.
+"""The adjoint solve on one device: the cycle marching in reverse, then one sweep of full vjps.
 
 The last sweep takes one vjp a step for both its derivatives, with respect to the state (the adjoint
 recurrence) and with respect to parameters and shared arguments (the gradients).
@@ -33,12 +33,12 @@ from jaxbraid._tree import Split, Tree
 class Adjoint(NamedTuple):
     """Gradients on one device: inexact leaves only; `params` of its slots."""
 
-    u0: list[Any]
-    params: list[Any]
-    args: list[Any]
-    side: list[Any]
-    norms: jax.Array  # squared norms of the adjoint states at the slots' start, if asked for
-    stats: AdjointStats | None
+    u0: Tree
+    params: Tree
+    args: Tree
+    side: Tree
+    norms: Tree  # squared norms of the adjoint states at the slots' start, if asked for
+    stats: Any  # AdjointStats, if asked for
 
 
 def solve_adjoint(
@@ -70,8 +70,8 @@ def solve_adjoint(
         inside = coarse.start(comm.index, h.steps) < h.steps
         return _tree.where(inside, _tree.zeros(_tree.shapes(known)), known)
 
-    def body(adjoint: Tree, x: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
-        x, rhs = x
+    def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
+        x, rhs = xs
         params, fixed = split_params(x.params)
 
         def step(u: Tree, params: list[Any], args: list[Any], side: list[Any]) -> Tree:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jaxbraid import _tree
@@ -55,7 +56,9 @@ def common_leading_axis(name: str, x: Tree, meaning: str) -> int:
         )
     n = jnp.shape(first)[0]
     if n < 1:
-        raise ValueError(f"{name} has a leading axis of 0: there must be at least one of {meaning}.")
+        raise ValueError(
+            f"{name} has a leading axis of 0: there must be at least one of {meaning}."
+        )
     leading_axis(name, x, n, meaning)
     return n
 
@@ -78,7 +81,8 @@ def batch_divides(name: str, x: Tree, parts: int, batch_axis: str) -> None:
         where = name + jax.tree_util.keystr(path)
         if jnp.ndim(leaf) == 0:
             raise ValueError(
-                f"{where} is a scalar: with batch_axis={batch_axis!r} its leading axis is the batch."
+                f"{where} is a scalar: with batch_axis={batch_axis!r} it must have a leading batch "
+                "axis."
             )
         if jnp.shape(leaf)[0] % parts:
             raise ValueError(
@@ -90,10 +94,11 @@ def batch_divides(name: str, x: Tree, parts: int, batch_axis: str) -> None:
 def time_grid(ts: Any) -> None:
     if jnp.ndim(ts) != 1 or jnp.shape(ts)[0] < 2:
         raise ValueError(f"ts has shape {jnp.shape(ts)}: must be a list of at least two times.")
-    if isinstance(ts, jax.core.Tracer):
+    if isinstance(ts, Tracer):
         return
-    steps = np.diff(np.asarray(ts))
-    if not (np.all(steps > 0) or np.all(steps < 0)):
+    points = np.asarray(ts, float)
+    forward, backward = points[1:] > points[:-1], points[1:] < points[:-1]
+    if not (np.all(forward) or np.all(backward)):
         raise ValueError("ts must increase (or decrease) strictly, without NaN.")
 
 
@@ -103,7 +108,7 @@ def check_steps(
     """Every level's step returns a state like the one that it is given."""
     for l, lp in enumerate(levels):
         step = setup.step(l)
-        x = jax.eval_shape(lambda i: _tree.take(i._replace(active=None), 0), lp.inputs)  # noqa: B023
+        x = jax.eval_shape(lambda i: _tree.take(i._replace(active=None), 0), lp.inputs)
         u = space.shapes[l]
 
         def run(u: Tree, x: Any, shared: Shared) -> Tree:
@@ -116,9 +121,7 @@ def check_steps(
                 f"the step{where} returns the structure {jax.tree.structure(out)}: it must return "
                 f"that of its state, {jax.tree.structure(u)}."
             )
-        pairs = zip(
-            jax.tree_util.tree_leaves_with_path(u), jax.tree.leaves(out), strict=True
-        )
+        pairs = zip(jax.tree_util.tree_leaves_with_path(u), jax.tree.leaves(out), strict=True)
         for i, ((path, a), b) in enumerate(pairs):
             leaf = f"state{jax.tree_util.keystr(path)}"
             if a.shape != b.shape:
@@ -184,8 +187,8 @@ def guess(value: Any, u0: Tree, n: int) -> Tree | None:
     def one(g: Any, u: jax.Array) -> jax.Array:
         if jnp.shape(g) != (n + 1, *u.shape):
             raise ValueError(
-                f"guess has a leaf of shape {jnp.shape(g)}: must be {(n + 1, *u.shape)}, the states "
-                "at all points."
+                f"guess has a leaf of shape {jnp.shape(g)}: must be {(n + 1, *u.shape)}, the "
+                "states at all points."
             )
         g = jnp.asarray(g)
         return (g if g.dtype == u.dtype else g.astype(u.dtype))[1:]

@@ -9,8 +9,8 @@ The unknowns of a level are its C-points alone. F-points follow from them, and a
 where something needs them: on a coarse level, whose points are the finer level's C-points, and in
 the last sweep. One *sweep* steps all intervals at once from their C-points and yields, for the
 C-points that close them, $w_k = \Phi(u_{mk-1}) + g_{mk}$. That is at once the F-relaxation, the
-residual $r = w - u$, the value of the next C-relaxation and the fine part of the FAS right-hand side,
-so that no step is evaluated twice.
+residual $r = w - u$, the value of the next C-relaxation and the fine part of the FAS right-hand
+side, so that no step is evaluated twice.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Rhs(NamedTuple):
 class LevelProblem:
     """One level's equation on this device.
 
-    `phi` steps a batch of slots (leading axis) given their `inputs` (`swept`: the same, arranged for
-    sweeps of `batch` intervals at once), whose `active` masks slots that pass their state on; `u0` is the value that the march starts from; `restrict`
-    and `prolong` act on single states, to and from the next level.
+    `phi` steps a batch of slots (leading axis) given their `inputs`, whose `active` masks slots
+    that pass their state on; `swept` are the same inputs arranged for sweeps of `batch` intervals
+    at once. `u0` is the value that the march starts from; `restrict` and `prolong` act on single
+    states, to and from the next level.
     """
 
     level: Level
@@ -168,7 +169,7 @@ def apply_rhs(value: Tree, rhs: Rhs | None) -> Tree:
 
 
 def starts(p: Problem, l: int, u: Tree) -> Tree:
-    """The states that each interval is swept from: the C-points before it, `u0` at the beginning."""
+    """The states that each interval is swept from: the C-points before it, first of all `u0`."""
     lp = p.levels[l]
     level = lp.level
     if l == p.coarsest:

@@ -1,4 +1,4 @@
-"""The forward solve on one device: iterations, then the last sweep, which writes the results out."""
+"""The forward solve on one device: iterations, then the last sweep, which writes results out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxbraid._cycle import (
 )
 from jaxbraid._hierarchy import Hierarchy, build_hierarchy
 from jaxbraid._iterate import iterate, make_stats
-from jaxbraid._problem import Data, Inputs, Setup, Space, counted, forward_problem, forward_step
+from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
 
@@ -44,7 +44,7 @@ class Forward(NamedTuple):
     u: Tree
     states: Tree
     aux: Tree
-    stats: Stats | None
+    stats: Any  # Stats, if asked for
 
 
 def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree | None) -> Forward:
@@ -67,8 +67,8 @@ def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree 
             return to_owner(p, 0, lp.level.c_slots(space.split[0](guess)[0], False))
         return _tree.repeat(_tree.zeros(_tree.shapes(lp.u0)), n)
 
-    def body(u: Tree, x: tuple[Inputs, None]) -> tuple[Tree, Any]:
-        x, _ = x
+    def body(u: Tree, xs: tuple[Inputs, None]) -> tuple[Tree, Any]:
+        x, _ = xs
         value, aux = forward_step(setup, space, 0, x, u, data.shared)
         return masked(x.active, value, u), (u if want.states else (), aux if want.aux else ())
 

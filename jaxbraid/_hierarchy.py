@@ -1,6 +1,6 @@
 """The time grids of a solve and how their points lie on a row of devices.
 
-Step `n` of a level goes from its point `n` to its point `n + 1`. Every level has *slots*, one a step.
+Step `n` of a level goes from its point `n` to its point `n + 1`. A level has *slots*, one a step.
 Interval `k` of a level consists of the `m` slots `mk .. mk + m - 1`; slot `k` of the next coarser
 level is the same stretch of time taken in one step. Level 0 gives each of `D` devices a block of
 `b` consecutive slots, so a coarser level has `b / m` slots a device. When a level has fewer slots
@@ -80,7 +80,7 @@ class Level:
         return np.where(valid, slot, -1)
 
     def arrange(self, x: Tree, batch: int, reverse: bool) -> Tree:
-        """Slots `(block, ...)` to places `(groups, length, batch, ...)`: `batch` intervals at once."""
+        """Slots `(block, ...)` to places `(groups, length, batch, ...)`."""
         n = self.intervals
         if self.padded():
             index = jnp.maximum(self._places(reverse).reshape(-1), 0)
@@ -113,7 +113,9 @@ class Level:
 
     def first_slots(self, x: Tree) -> Tree:
         """The first slot of each interval, where the coarse step starts."""
-        return self._pick(x, 0) if self.bounds is None else _tree.take(x, np.array(self.bounds[:-1]))
+        return (
+            self._pick(x, 0) if self.bounds is None else _tree.take(x, np.array(self.bounds[:-1]))
+        )
 
     def c_slots(self, x: Tree, reverse: bool) -> Tree:
         """The slot that holds each interval's C-point (the device's end of the interval)."""
@@ -138,7 +140,7 @@ class Level:
         return picked
 
     def start(self, device: jax.Array | int, steps: int) -> jax.Array:
-        """Finest-level index of the point where each slot of `device` starts; clipped to `steps`."""
+        """Finest-level index of the point where each slot of `device` starts, at most `steps`."""
         if self.points is not None:
             return jnp.asarray(self.points[:-1])
         slot = (device // self.stride) * self.block + jnp.arange(self.block)
@@ -207,7 +209,7 @@ def _factors(config: MGRIT, steps: int) -> tuple[int | tuple[int, ...], ...]:
 
 
 def _block_size(factors: tuple[int, ...], least: int) -> int:
-    """The smallest block >= `least` in which each level's factor divides its block or vice versa."""
+    """The smallest block >= `least` that each level's factor divides, or vice versa."""
 
     def fits(block: int) -> bool:
         for m in factors:
@@ -227,7 +229,7 @@ def _block_size(factors: tuple[int, ...], least: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def build_hierarchy(config: MGRIT, steps: int, devices: int) -> Hierarchy:
-    """The levels that `config` asks for, over `steps` steps in equal blocks on `devices` devices."""
+    """The levels that `config` asks for: `steps` steps in equal blocks on `devices` devices."""
     factors = _factors(config, steps)
     irregular = any(isinstance(f, tuple) for f in factors)
     if devices == 1:

@@ -61,9 +61,7 @@ def space_time_norm(p: Problem, x: Tree, counts: jax.Array) -> jax.Array:
     return jnp.sqrt(p.comm.sum(jnp.sum(values**2)))
 
 
-def iterate(
-    p: Problem, guess: Callable[[int], Tree], counts: jax.Array, track: bool
-) -> Iterate:
+def iterate(p: Problem, guess: Callable[[int], Tree], counts: jax.Array, track: bool) -> Iterate:
     """The iterations of a solve with more than one level, up to its last sweep.
 
     `guess(l)` gives C-points of level 0 for `l = 0`, slots of the coarsest level otherwise; only

@@ -68,9 +68,8 @@ EVERYWHERE, LAYER, BATCH = Spec(()), Spec(("layer",)), Spec(("batch",))
 LAYER_BATCH = Spec(("layer", "batch"))
 
 
-
 def make_layout(mesh: Mesh | None, layer_axis: str, batch_axis: str | None) -> Layout:
-    """The layout on `mesh`, checked; axes whose sharding JAX would track are left to `shard_map`."""
+    """The layout on `mesh`, checked. Axes of any type are split by `shard_map` alone."""
     if mesh is None:
         return Layout()
     _check.mesh_axes(mesh, layer_axis, batch_axis)

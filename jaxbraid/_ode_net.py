@@ -1,7 +1,7 @@
 r"""`parallel_ode_net`: a residual or ODE network whose layers are computed all at once.
 
-Layer $n$ of $N$ is the step $u_{n+1} = u_n + \Delta t\, f(\theta_n, u_n)$ with $\Delta t = T / N$, or any
-step that is given.
+Layer $n$ of $N$ is the step $u_{n+1} = u_n + \Delta t\, f(\theta_n, u_n)$ with $\Delta t = T / N$,
+or any step that is given.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
@@ -142,7 +143,8 @@ class ParallelODENet:
         """The output of the last layer for the input `x`; with `has_aux`, `(output, aux)`.
 
         - `x`: the input state, any pytree; with a batch axis, all leaves have the batch leading.
-        - `side`: inputs for every layer that belong to the samples (masks, conditioning), batch leading.
+        - `side`: inputs for every layer that belong to the samples (masks, conditioning), batch
+            leading.
         - `guess`: states at the points 0..N to start from (`solve(...).us` of an earlier call), or
             `"constant"` for `x` everywhere, instead of a coarse solve.
         - `adjoint_probe`: see `AdjointStats`.
@@ -158,7 +160,7 @@ class ParallelODENet:
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
     ) -> Solution:
-        """As calling the net, with the states of all layers (`us`, leading axis N + 1) and statistics.
+        """As calling the net, with the states of all layers (`us`, leading axis N + 1) and `stats`.
 
         All of it but the statistics is differentiable.
         """
@@ -273,7 +275,7 @@ def parallel_ode_net(
     _check.common_leading_axis("params", params, "the number of layers")
     if mesh is not None:
         _check.mesh_axes(mesh, layer_axis, batch_axis)
-    if isinstance(t_final, jax.core.Tracer):
+    if isinstance(t_final, Tracer):
         raise TypeError("t_final is traced: must be a number; scale f instead.")
     return ParallelODENet(
         params,

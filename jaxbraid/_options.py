@@ -194,7 +194,9 @@ def _c_points(name: str, value: Any) -> tuple[int, ...]:
     if points.ndim != 1 or not np.issubdtype(points.dtype, np.integer):
         raise TypeError(f"{name}={value!r}: must be a factor >= 2 or a list of C-point indices.")
     if len(points) < 2:
-        raise ValueError(f"{name}={points.tolist()}: leaves nothing to coarsen; give >= 2 C-points.")
+        raise ValueError(
+            f"{name}={points.tolist()}: leaves nothing to coarsen; give >= 2 C-points."
+        )
     if points[0] != 0 or np.any(np.diff(points) <= 0):
         raise ValueError(f"{name}: C-point indices must start with 0 and increase.")
     return tuple(int(p) for p in points)

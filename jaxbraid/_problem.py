@@ -1,9 +1,9 @@
 r"""From a user's step and data to the equations of all levels, forward and adjoint.
 
-The *forward* problem marches the state: $u_{n+1} = \Phi_n(u_n)$. The *adjoint* marches in reverse
-$\lambda_n = (\partial\Phi_n/\partial u)^T \lambda_{n+1} + g_n$, where $g_n$ is the direct derivative of the
-loss with respect to $u_n$; on level $l$ its propagator is the vjp of the forward $\Phi_l$ at the
-states of that level's points. Both are given to the same cycle.
+The *forward* problem marches the state, $u_{n+1} = \Phi_n(u_n)$; the *adjoint* marches in reverse,
+$\lambda_n = (\partial\Phi_n/\partial u)^T \lambda_{n+1} + g_n$, where $g_n$ is the derivative
+of the loss with respect to $u_n$; on level $l$ its propagator is the vjp of the forward $\Phi_l$ at
+the states of that level's points. Both are given to the same cycle.
 
 States are pytrees; leaves that are not real or complex numbers (integers, booleans, PRNG keys) are
 constants of the motion, kept out of the arithmetic.
@@ -26,7 +26,7 @@ from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer, transpose
 
-AUTO_BATCH_ELEMENTS = 4096  # on CPU, larger states are stepped one interval after another
+AUTO_BATCH_ELEMENTS = 8192  # on CPU, larger states are stepped one interval after another
 
 
 class StepFn(Protocol):
@@ -40,7 +40,7 @@ class StepFn(Protocol):
 class Clock(Protocol):
     """Times of slots from the finest-level indices of their ends, in the form the steps take."""
 
-    def __call__(self, times: Any, start: jax.Array, end: jax.Array) -> Any: ...
+    def __call__(self, times: Any, start: jax.Array, end: jax.Array, /) -> Any: ...
 
 
 class Inputs(NamedTuple):
@@ -216,8 +216,12 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         params = level.first_slots(params)
     norm = config.norm
     if norm is not None:
-        norm = lambda u: config.norm(space.join(0, u))  # noqa: E731
+        norm = _norm_of_state(norm, space)
     return Problem(tuple(levels), config, comm, start, norm), space
+
+
+def _norm_of_state(norm: Callable[[Tree], jax.Array], space: Space) -> Callable[[Tree], jax.Array]:
+    return lambda u: norm(space.join(0, u))
 
 
 def adjoint_problem(
@@ -231,8 +235,8 @@ def adjoint_problem(
 ) -> tuple[Problem, Space]:
     """The adjoint equations of all levels on this device.
 
-    `states` are the forward states where the slots of level 0 start, `last` is the derivative of the
-    loss w.r.t. the final state, `source` those w.r.t. the other states (slots), `aux_ct` those
+    `states` are the forward states where the slots of level 0 start, `last` is the derivative of
+    the loss w.r.t. the final state, `source` those w.r.t. the other states (slots), `aux_ct` those
     w.r.t. the auxiliary output.
     """
     config = setup.adjoint
@@ -272,7 +276,7 @@ def adjoint_problem(
         start = "nested"
     norm = config.norm
     if norm is not None:
-        norm = lambda u: config.norm(space.join(0, u))  # noqa: E731
+        norm = _norm_of_state(norm, space)
     return Problem(tuple(levels), config, comm, start, norm, reverse=True), space
 
 

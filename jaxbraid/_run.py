@@ -1,7 +1,7 @@
 """One solve over all devices, and its derivative.
 
-`run` splits the data over the devices of a mesh (or none), solves forward in one `shard_map`, and in
-the backward pass of `custom_vjp` solves the adjoint in another, so that no collective is ever
+`run` splits the data over the devices of a mesh (or none), solves forward in one `shard_map`, and
+in the backward pass of `custom_vjp` solves the adjoint in another, so that no collective is ever
 differentiated.
 """
 
@@ -58,33 +58,38 @@ def _cut(x: Tree, n: int) -> Tree:
     return jax.tree.map(lambda a: a if a.shape[0] == n else a[:n], x)
 
 
+def _is_zero(ct: Any) -> bool:
+    return isinstance(ct, SymbolicZero)
+
+
 def _zeros_for(ct: Any) -> Any:
     """Cotangents with symbolic zeros made into arrays."""
-    return jax.tree.map(
-        lambda c: jnp.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c,
-        ct,
-        is_leaf=lambda c: isinstance(c, SymbolicZero),
-    )
+
+    def array(c: Any) -> Any:
+        return jnp.zeros(c.shape, c.dtype) if _is_zero(c) else c
+
+    return jax.tree.map(array, ct, is_leaf=_is_zero)
 
 
 def _all_zero(ct: Any) -> bool:
-    leaves = jax.tree.leaves(ct, is_leaf=lambda c: isinstance(c, SymbolicZero))
-    return all(isinstance(c, SymbolicZero) for c in leaves)
+    return all(_is_zero(c) for c in jax.tree.leaves(ct, is_leaf=_is_zero))
 
 
 @functools.partial(jax.jit, static_argnames=("setup", "layout", "want"))
 def run(
     setup: Setup, layout: Layout, want: Want, arrays: Arrays, probe: AdjointStats | None
 ) -> Output:
-    """Solve, differentiably in `u0`, `params`, `args` and `side`; see `AdjointStats` for `probe`."""
+    """Solve, differentiably in `u0`, `params`, `args`, `side`; see `AdjointStats` for `probe`."""
     split = [Split.of(x) for x in arrays[1:5]]
-    diff, rest = zip(*(s(x) for s, x in zip(split, arrays[1:5], strict=True)), strict=True)
+    leaves = [s(x) for s, x in zip(split, arrays[1:5], strict=True)]
+    diff, rest = [d for d, _ in leaves], [r for _, r in leaves]
     fixed = (arrays.times, rest, arrays.guess)
 
     def joined(diff: Any, fixed: Any) -> Arrays:
         times, rest, guess = fixed
         parts = [s.join(d, r) for s, d, r in zip(split, diff, rest, strict=True)]
-        return Arrays(times, *parts, guess)
+        u0, params, args, side = parts
+        return Arrays(times, u0, params, args, side, guess)
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
@@ -105,7 +110,7 @@ def run(
         return (*_backward(setup, layout, joined(diff, fixed), states, aux, probe, ct), None)
 
     evolve.defvjp(forward, backward, symbolic_zeros=True)
-    return evolve(tuple(diff), probe, fixed)
+    return evolve(diff, probe, fixed)
 
 
 def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output:
@@ -157,7 +162,9 @@ def _backward(
     if setup.has_aux and not _all_zero(pick(aux, ct.aux)):
         aux_ct = [c / layout.parts for c in _zeros_for(pick(aux, ct.aux))]
 
-    def block(comm: Comm, a: Arrays, states: Tree, last: Tree, source: Tree, aux_ct: Tree) -> Adjoint:
+    def block(
+        comm: Comm, a: Arrays, states: Tree, last: Tree, source: Tree, aux_ct: Tree
+    ) -> Adjoint:
         data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
         states = Split.of(states)(states)[0]
         return solve_adjoint(setup, probe is not None, comm, data, states, last, source, aux_ct)
@@ -183,4 +190,4 @@ def _backward(
         record = jax.tree.map(
             lambda p, x: x.astype(p.dtype), probe, dataclasses.replace(g.stats, norms=norms)
         )
-    return (g.u0, _cut(g.params, setup.n), g.args, g.side), record
+    return [g.u0, _cut(g.params, setup.n), g.args, g.side], record

@@ -94,7 +94,9 @@ def solve(
     u0 = _check.arrays("u0", u0)
     if not any(_tree.is_inexact(x) for x in jax.tree.leaves(u0)):
         raise TypeError("u0 has no real or complex leaf: there is nothing to solve for.")
-    real = jnp.finfo(jnp.result_type(*(x for x in jax.tree.leaves(u0) if _tree.is_inexact(x)))).dtype
+    real = jnp.finfo(
+        jnp.result_type(*(x for x in jax.tree.leaves(u0) if _tree.is_inexact(x)))
+    ).dtype
     ts = jnp.asarray(ts).astype(jnp.promote_types(real, jnp.float32))
     params, args = _check.arrays("params", params), _check.arrays("args", args)
     _check.leading_axis("params", params, n, "the number of steps len(ts) - 1")

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -45,7 +46,7 @@ class Stats:
             )
 
     def __str__(self) -> str:
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(self)):
             return f"Stats(traced, max_iters={self.residuals.shape[-1]})"
         if np.ndim(self.iterations):  # a batch of solves, from vmap
             return f"Stats(of {np.shape(self.iterations)} solves, iterations={self.iterations})"

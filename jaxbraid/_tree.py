@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees, and the split of a pytree into leaves that can be differentiated and others."""
+"""Arithmetic on pytrees, and their split into leaves that can be differentiated and others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Split:
     `diff, rest = split(tree)` are lists of leaves, `split.join(diff, rest)` is the tree again.
     """
 
-    treedef: jax.tree_util.PyTreeDef
+    treedef: Any
     mask: tuple[bool, ...]
 
     @classmethod

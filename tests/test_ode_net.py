@@ -1,4 +1,4 @@
-"""The layer-parallel network against a plain `lax.scan`: values, gradients, devices, transformations."""
+"""The layer-parallel network against a plain `lax.scan`: values, gradients, devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxbraid
+from jaxbraid import MGRIT
 from nets import (
     dense,
     dense_weights,
@@ -18,9 +21,6 @@ from nets import (
     serial_field,
     tree_net,
 )
-
-import jaxbraid
-from jaxbraid import MGRIT
 
 LAYERS = (1, 2, 7, 16, 33, 64)
 MESHES = ((1, 1), (2, 2), (3, 1), (4, 2), (6, 1), (8, 1))
@@ -44,9 +44,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("layers", "mesh", "levels", "factor", "cycle", "nu"), list(cases()))
-def test_equals_scan_when_all_intervals_were_iterated(
-    layers, mesh, levels, factor, cycle, nu
-):
+def test_equals_scan_when_all_intervals_were_iterated(layers, mesh, levels, factor, cycle, nu):
     params, args, x = tree_net(layers)
     config = exact_config(layers, factor, levels=levels, cycle=cycle, cf_relax=nu)
 

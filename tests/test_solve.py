@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nets import mesh_of, relative_error
 
 import jaxbraid
 import problems
 from jaxbraid import MGRIT, transfers
+from nets import mesh_of, relative_error
 
 
 def decay(t0, t1, u, params, args):
@@ -43,9 +43,7 @@ def fixed_point_residuals(step, u0, ts, transfers=None, **options):
     return np.append(sol.stats.initial_residual, sol.stats.residuals), bound
 
 
-@pytest.mark.parametrize(
-    ("cycle", "levels", "nu"), list(itertools.product("VF", (2, 4), (0, 1)))
-)
+@pytest.mark.parametrize(("cycle", "levels", "nu"), list(itertools.product("VF", (2, 4), (0, 1))))
 def test_serial_solution_is_a_fixed_point(cycle, levels, nu):
     """An elementwise step rounds alike in any batch: nothing moves at all."""
     ts = jnp.linspace(0, 4, 65)
@@ -136,9 +134,7 @@ def test_program_size_does_not_grow():
         mesh = mesh_of(devices)
 
         def run(u0):
-            us = jaxbraid.solve(
-                decay, u0, ts, config=config, mesh=mesh, layer_axis="depth"
-            ).us
+            us = jaxbraid.solve(decay, u0, ts, config=config, mesh=mesh, layer_axis="depth").us
             return jnp.sum(us**2)
 
         text = jax.jit(jax.grad(run)).lower(jnp.ones(3)).as_text()
@@ -226,7 +222,9 @@ def test_w_cycles_converge_faster_than_v(factor):
     ts = jnp.linspace(0, 4, 129)
 
     def residuals(cycle):
-        config = MGRIT(levels=4, coarsening=2 * factor if factor < 2 else 2, cycle=cycle, max_iters=3)
+        config = MGRIT(
+            levels=4, coarsening=2 * factor if factor < 2 else 2, cycle=cycle, max_iters=3
+        )
         return jaxbraid.solve(decay, jnp.ones(2), ts, config=config).stats.residuals
 
     assert residuals("W")[-1] < residuals("V")[-1]
