@@ -40,13 +40,21 @@ class Layout:
         """`fn(comm, ...)` over the mesh. Specs are made of `EVERYWHERE`, `LAYER`, `BATCH`, ..."""
         if self.mesh is None:
             return functools.partial(fn, OneDevice())
-        return jax.shard_map(
+        mesh = self.mesh
+        mapped = jax.shard_map(
             lambda *xs: fn(self.comm(), *xs),
-            mesh=self.mesh,
+            mesh=mesh,
             in_specs=self._specs(in_specs),
             out_specs=self._specs(out_specs),
             check_vma=False,
         )
+
+        def run(*xs: Any) -> Any:
+            # the caller may have set this mesh with explicit axes, which shard_map would refuse
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return mapped(*xs)
+
+        return run
 
     def _specs(self, names: Any) -> Any:
         axes = {"layer": self.layer_axis, "batch": self.batch_axis}

@@ -58,6 +58,24 @@ def _cut(x: Tree, n: int) -> Tree:
     return jax.tree.map(lambda a: a if a.shape[0] == n else a[:n], x)
 
 
+def _shard_like(reference: Tree, x: Tree) -> Tree:
+    """`x` with the shardings that JAX tracks in types, where mesh axes are explicit.
+
+    They are those of `reference`; where that has none and a mesh is set, replicated on it.
+    """
+    explicit = jax.sharding.AxisType.Explicit
+
+    def one(reference: Any, x: Any) -> Any:
+        mesh, spec = jax.typeof(reference).sharding.mesh, jax.typeof(reference).sharding.spec
+        if mesh.empty:
+            mesh, spec = jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec()
+        if mesh.empty or explicit not in mesh.axis_types:
+            return x
+        return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, reference, x)
+
+
 def _is_zero(ct: Any) -> bool:
     return isinstance(ct, SymbolicZero)
 
@@ -75,11 +93,25 @@ def _all_zero(ct: Any) -> bool:
     return all(_is_zero(c) for c in jax.tree.leaves(ct, is_leaf=_is_zero))
 
 
-@functools.partial(jax.jit, static_argnames=("setup", "layout", "want"))
 def run(
     setup: Setup, layout: Layout, want: Want, arrays: Arrays, probe: AdjointStats | None
 ) -> Output:
     """Solve, differentiably in `u0`, `params`, `args`, `side`; see `AdjointStats` for `probe`."""
+    try:
+        return _run(setup, layout, want, arrays, probe)
+    except Exception as e:
+        if "closed-over value" in str(e) and hasattr(e, "add_note"):
+            e.add_note(
+                "The step closes over a value that is being differentiated. Hand it in instead: as "
+                "`args` if all steps share it, in `params` if each has its own."
+            )
+        raise
+
+
+@functools.partial(jax.jit, static_argnames=("setup", "layout", "want"))
+def _run(
+    setup: Setup, layout: Layout, want: Want, arrays: Arrays, probe: AdjointStats | None
+) -> Output:
     split = [Split.of(x) for x in arrays[1:5]]
     leaves = [s(x) for s, x in zip(split, arrays[1:5], strict=True)]
     diff, rest = [d for d, _ in leaves], [r for _, r in leaves]
@@ -91,15 +123,19 @@ def run(
         u0, params, args, side = parts
         return Arrays(times, u0, params, args, side, guess)
 
+    def solve(want: Want, diff: Any, fixed: Any) -> Output:
+        out = _forward(setup, layout, want, joined(diff, fixed))
+        return out._replace(u=_shard_like(arrays.u0, out.u))
+
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
-        return _forward(setup, layout, want, joined(diff, fixed))
+        return solve(want, diff, fixed)
 
     def forward(diff: Any, probe: Any, fixed: Any) -> tuple[Output, Any]:
         diff, probe, fixed = jax.tree.map(
             lambda x: x.value, (diff, probe, fixed), is_leaf=lambda x: hasattr(x, "perturbed")
         )
-        out = _forward(setup, layout, want._replace(states=True), joined(diff, fixed))
+        out = solve(want._replace(states=True), diff, fixed)
         saved = (diff, fixed, out.states, out.aux if setup.has_aux else ())
         if not want.states:
             out = out._replace(states=())
@@ -107,7 +143,8 @@ def run(
 
     def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
         (diff, fixed, states, aux), probe = saved
-        return (*_backward(setup, layout, joined(diff, fixed), states, aux, probe, ct), None)
+        grads, record = _backward(setup, layout, joined(diff, fixed), states, aux, probe, ct)
+        return _shard_like(diff, grads), record, None
 
     evolve.defvjp(forward, backward, symbolic_zeros=True)
     return evolve(diff, probe, fixed)

@@ -43,6 +43,7 @@ def cases():
             yield layers, mesh, levels, 2 if levels == 4 else 4, "VFW"[(i + 2 * j) % 3], j % 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "mesh", "levels", "factor", "cycle", "nu"), list(cases()))
 def test_equals_scan_when_all_intervals_were_iterated(layers, mesh, levels, factor, cycle, nu):
     params, args, x = tree_net(layers)
@@ -103,6 +104,7 @@ def histories(mesh, nu):
     return solution.us, solution.stats.residuals, grads, record.residuals, record.norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(2, 2), (3, 1), (4, 2), (6, 1), (8, 1)])
 def test_inexact_results_do_not_depend_on_the_devices(one_device_histories, mesh):
     nu = mesh[0] % 2

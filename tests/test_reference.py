@@ -149,9 +149,21 @@ def states(us: Any, case: dict) -> dict[str, np.ndarray]:
     }
 
 
-# With a tolerance the iteration is a loop that ends on its data, without it a scan: two programs.
-@pytest.mark.parametrize("stop", ["tol", "max_iters"])
-@pytest.mark.parametrize("name", CASES)
+# With a tolerance the iteration is a loop that ends on its data, without it a scan: two programs. Every
+# history is run through the first, one of each kind of cycle, criterion and transfer through both.
+BOTH = (
+    "dahl_jump",
+    "dahl_l3c4_F",
+    "dahl_ragged",
+    "dahl_irregular_coarsening",
+    "heat1d_spatial_l4",
+    "at_dahl_k4",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), [(n, "tol") for n in CASES] + [(n, "max_iters") for n in BOTH]
+)
 def test_history(name, stop):
     case = CASES[name]
     spec, expected = case["problem"], np.asarray(case["residuals"])
