@@ -15,7 +15,6 @@ from jaxbraid import _tree
 from jaxbraid._comm import Comm
 from jaxbraid._cycle import Rhs, apply_rhs, masked
 from jaxbraid._forward import relaxed_solution
-from jaxbraid._hierarchy import build_hierarchy
 from jaxbraid._iterate import squares
 from jaxbraid._problem import (
     Data,
@@ -52,7 +51,7 @@ def solve_adjoint(
     aux_ct: list[Any],
 ) -> Adjoint:
     """Gradients from `last` = dL/du_N, `source` = dL/du_n in slots, and the cotangents of aux."""
-    h = build_hierarchy(setup.adjoint, setup.n, comm.size)
+    _, h = setup.hierarchies(comm.size)
     p, space = adjoint_problem(setup, data, comm, states, last, source, aux_ct)
     split_params, split_args = Split.of(data.params), Split.of(data.shared.args)
     split_side = Split.of(data.shared.side)

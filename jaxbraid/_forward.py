@@ -23,7 +23,7 @@ from jaxbraid._cycle import (
     to_owner,
     turn,
 )
-from jaxbraid._hierarchy import Hierarchy, build_hierarchy
+from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._iterate import iterate, make_stats
 from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step
 from jaxbraid._stats import Stats
@@ -49,7 +49,7 @@ class Forward(NamedTuple):
 
 def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree | None) -> Forward:
     """March `u0` through all steps. `guess`: states at the end of each slot, or `None`."""
-    h = build_hierarchy(setup.forward, setup.n, comm.size)
+    h, _ = setup.hierarchies(comm.size)
     config = setup.forward
     if guess is not None:
         start: Start = "guess"

@@ -208,10 +208,10 @@ def _factors(config: MGRIT, steps: int) -> tuple[int | tuple[int, ...], ...]:
     return tuple(factors)
 
 
-def _block_size(factors: tuple[int, ...], least: int) -> int:
-    """The smallest block >= `least` that each level's factor divides, or vice versa."""
+def _block_size(plans: list[tuple[int, ...]], least: int) -> int:
+    """The smallest block >= `least` that each level's factor divides, or vice versa, in all plans."""
 
-    def fits(block: int) -> bool:
+    def fits(block: int, factors: tuple[int, ...]) -> bool:
         for m in factors:
             if block % m == 0:
                 block //= m
@@ -222,28 +222,39 @@ def _block_size(factors: tuple[int, ...], least: int) -> int:
         return True
 
     block = least
-    while not fits(block):
+    while not all(fits(block, factors) for factors in plans):
         block += 1
     return block
 
 
 @functools.lru_cache(maxsize=256)
-def build_hierarchy(config: MGRIT, steps: int, devices: int) -> Hierarchy:
-    """The levels that `config` asks for: `steps` steps in equal blocks on `devices` devices."""
-    factors = _factors(config, steps)
-    irregular = any(isinstance(f, tuple) for f in factors)
+def build_hierarchies(
+    configs: tuple[MGRIT, ...], steps: int, devices: int
+) -> tuple[Hierarchy, ...]:
+    """The levels that each of `configs` asks for: `steps` steps in equal blocks on `devices`.
+
+    The finest level lies alike in all of them.
+    """
+    plans = [_factors(config, steps) for config in configs]
     if devices == 1:
-        return _one_device(factors, steps, irregular)
-    if irregular:
-        raise ValueError(
-            f"coarsening={config.coarsening}: irregular coarsening needs a layer axis of one "
-            f"device, not {devices}; give factors instead of C-point indices."
-        )
-    block = _block_size(factors, -(-steps // devices))  # type: ignore[arg-type]
-    levels, stride, span = [], 1, 1
-    last = []
+        return tuple(_one_device(plan, steps) for plan in plans)
+    factors: list[tuple[int, ...]] = []
+    for config, plan in zip(configs, plans, strict=True):
+        regular = tuple(m for m in plan if isinstance(m, int))
+        if len(regular) < len(plan):
+            raise ValueError(
+                f"coarsening={config.coarsening}: irregular coarsening needs a layer axis of one "
+                f"device, not {devices}; give factors instead of C-point indices."
+            )
+        factors.append(regular)
+    block = _block_size(factors, -(-steps // devices))
+    return tuple(_many_devices(plan, steps, devices, block) for plan in factors)
+
+
+def _many_devices(factors: tuple[int, ...], steps: int, devices: int, block: int) -> Hierarchy:
+    levels, last = [], []
+    stride = span = 1
     for m in factors:
-        assert isinstance(m, int)
         group = 1 if block % m == 0 else m // block
         levels.append(Level(block, stride, min(m, block), group, span))
         block, stride, span = block * group // m, stride * group, span * m
@@ -252,8 +263,9 @@ def build_hierarchy(config: MGRIT, steps: int, devices: int) -> Hierarchy:
     return Hierarchy(steps, devices, tuple(levels), tuple(last))
 
 
-def _one_device(factors: tuple[int | tuple[int, ...], ...], steps: int, irregular: bool):
+def _one_device(factors: tuple[int | tuple[int, ...], ...], steps: int) -> Hierarchy:
     levels, last = [], []
+    irregular = any(isinstance(m, tuple) for m in factors)
     points = tuple(range(steps + 1)) if irregular else None
     real = steps  # the steps between C-points of all finer levels
     block, span = steps, 1

@@ -4,17 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxbraid import _check
+from jaxbraid import _check, _tree
 from jaxbraid._comm import Comm, MeshAxes, OneDevice
+from jaxbraid._hierarchy import Hierarchy
+from jaxbraid._tree import Tree
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """Where data lie and how to run on all devices at once; hashable."""
+
+    @property
+    def devices(self) -> int:
+        """Number of blocks of the time axis."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the batch."""
+        ...
+
+    @property
+    def batch_axis(self) -> str | None:
+        """Name of the axis that splits arrays along the batch, if any does."""
+        ...
+
+    def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
+        """`fn(comm, ...)` on all devices. Specs are made of `EVERYWHERE`, `LAYER`, `BATCH`, ..."""
+        ...
+
+    def count(self, h: Hierarchy) -> int:
+        """How many steps the arrays that a caller holds describe."""
+        ...
+
+    def pad(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of steps to entries of all slots: inactive ones repeat the last."""
+        ...
+
+    def cut(self, x: Tree, h: Hierarchy) -> Tree:
+        """The inverse of `pad`."""
+        ...
+
+    def active(self, h: Hierarchy) -> jax.Array:
+        """Which slots have a step."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """The mesh and its axes; without a mesh, one device."""
 
     mesh: Mesh | None = None
@@ -56,6 +99,25 @@ class Layout:
 
         return run
 
+    def count(self, h: Hierarchy) -> int:
+        """All steps."""
+        return h.steps
+
+    def pad(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of steps to entries of all slots: inactive ones repeat the last."""
+        if h.slots == h.steps:
+            return x
+        index = jnp.minimum(jnp.arange(h.slots), h.steps - 1)
+        return jax.tree.map(lambda a: a[index], x)
+
+    def cut(self, x: Tree, h: Hierarchy) -> Tree:
+        """The inverse of `pad`."""
+        return x if h.slots == h.steps else _tree.take(x, slice(0, h.steps))
+
+    def active(self, h: Hierarchy) -> jax.Array:
+        """Which slots have a step."""
+        return jnp.arange(h.slots) < h.steps
+
     def _specs(self, names: Any) -> Any:
         axes = {"layer": self.layer_axis, "batch": self.batch_axis}
         return jax.tree.map(
@@ -76,9 +138,11 @@ EVERYWHERE, LAYER, BATCH = Spec(()), Spec(("layer",)), Spec(("batch",))
 LAYER_BATCH = Spec(("layer", "batch"))
 
 
-def make_layout(mesh: Mesh | None, layer_axis: str, batch_axis: str | None) -> Layout:
+def make_layout(mesh: Any, layer_axis: str, batch_axis: str | None) -> Layout:
     """The layout on `mesh`, checked. Axes of any type are split by `shard_map` alone."""
     if mesh is None:
-        return Layout()
+        return MeshLayout()
+    if isinstance(mesh, Layout):
+        return mesh
     _check.mesh_axes(mesh, layer_axis, batch_axis)
-    return Layout(Mesh(mesh.devices, mesh.axis_names), layer_axis, batch_axis)
+    return MeshLayout(Mesh(mesh.devices, mesh.axis_names), layer_axis, batch_axis)

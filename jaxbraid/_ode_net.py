@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from jaxbraid import _check, _tree
 from jaxbraid._forward import Want
-from jaxbraid._layout import make_layout
+from jaxbraid._layout import Layout, make_layout
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup
 from jaxbraid._run import Arrays, Output, run
@@ -116,6 +116,7 @@ class ParallelODENet:
 
     params: PyTree
     args: PyTree
+    layers: int = dataclasses.field(metadata={"static": True})
     f: tuple[Callable[..., Any], ...] = dataclasses.field(metadata={"static": True})
     form: Form = dataclasses.field(metadata={"static": True})
     t_final: float = dataclasses.field(metadata={"static": True})
@@ -123,14 +124,9 @@ class ParallelODENet:
     adjoint: MGRIT = dataclasses.field(metadata={"static": True})
     transfers: tuple[Transfer | None, ...] | None = dataclasses.field(metadata={"static": True})
     has_aux: bool = dataclasses.field(metadata={"static": True})
-    mesh: Mesh | None = dataclasses.field(metadata={"static": True})
+    mesh: Mesh | Layout | None = dataclasses.field(metadata={"static": True})
     layer_axis: str = dataclasses.field(metadata={"static": True})
     batch_axis: str | None = dataclasses.field(metadata={"static": True})
-
-    @property
-    def layers(self) -> int:
-        """The number of layers N."""
-        return jax.tree.leaves(self.params)[0].shape[0]
 
     def __call__(
         self,
@@ -181,8 +177,9 @@ class ParallelODENet:
         """A probe whose gradient is the record of the adjoint solve; see `AdjointStats`."""
         dtype = jnp.result_type(float)
         iters = max(1, self.adjoint.max_iters)
+        own = jax.tree.leaves(self.params)[0].shape[0]
         return AdjointStats(
-            jnp.zeros(iters, dtype), jnp.zeros((), dtype), jnp.zeros(self.layers + 1, dtype)
+            jnp.zeros(iters, dtype), jnp.zeros((), dtype), jnp.zeros(own + 1, dtype)
         )
 
     def _run(
@@ -206,7 +203,9 @@ class ParallelODENet:
             self.transfers,
             self.has_aux,
         )
-        arrays = Arrays(None, x, params, args, side, _check.guess(guess, x, n))
+        own = layout.count(setup.hierarchies(layout.devices)[0])
+        _check.leading_axis("params", params, own, "the number of layers")
+        arrays = Arrays(None, x, params, args, side, _check.guess(guess, x, own))
         return run(setup, layout, want, arrays, probe)
 
 
@@ -221,7 +220,7 @@ def parallel_ode_net(
     adjoint: MGRIT | None = None,
     transfers: Sequence[Transfer | None] | None = None,
     has_aux: bool = False,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Layout | None = None,
     layer_axis: str = "layer",
     batch_axis: str | None = None,
 ) -> ParallelODENet:
@@ -272,14 +271,14 @@ def parallel_ode_net(
         _check.one_a_level("f", fs, config)
     for one in fs:
         _extras(one)
-    _check.common_leading_axis("params", params, "the number of layers")
-    if mesh is not None:
-        _check.mesh_axes(mesh, layer_axis, batch_axis)
+    layers = _check.common_leading_axis("params", params, "the number of layers")
+    make_layout(mesh, layer_axis, batch_axis)
     if isinstance(t_final, Tracer):
         raise TypeError("t_final is traced: must be a number; scale f instead.")
     return ParallelODENet(
         params,
         args,
+        layers,
         fs,
         form,
         float(t_final),

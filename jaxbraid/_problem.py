@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._comm import Comm
 from jaxbraid._cycle import LevelProblem, Problem, Start
-from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchy
+from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer, transpose
@@ -71,6 +71,10 @@ class Setup:
     adjoint: MGRIT
     transfers: tuple[Transfer | None, ...] | None = None
     has_aux: bool = False
+
+    def hierarchies(self, devices: int) -> tuple[Hierarchy, ...]:
+        """The time grids of the forward and of the adjoint solve."""
+        return build_hierarchies((self.forward, self.adjoint), self.n, devices)
 
     def step(self, level: int) -> StepFn:
         return self.steps[min(level, len(self.steps) - 1)]
@@ -187,7 +191,7 @@ def _arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> 
 def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple[Problem, Space]:
     """The forward equations of all levels on this device, and the states' spaces."""
     config = setup.forward
-    h = build_hierarchy(config, setup.n, comm.size)
+    h, _ = setup.hierarchies(comm.size)
     space = Space.of(setup, data.u0, len(h.levels))
     levels, params = [], data.params
     for l, level in enumerate(h.levels):
@@ -240,7 +244,7 @@ def adjoint_problem(
     w.r.t. the auxiliary output.
     """
     config = setup.adjoint
-    h = build_hierarchy(config, setup.n, comm.size)
+    _, h = setup.hierarchies(comm.size)
     space = Space.of(setup, data.u0, len(h.levels))
     levels, params = [], data.params
     for l, level in enumerate(h.levels):

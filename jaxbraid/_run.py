@@ -19,7 +19,6 @@ from jaxbraid import _tree
 from jaxbraid._adjoint import Adjoint, solve_adjoint
 from jaxbraid._comm import Comm
 from jaxbraid._forward import Forward, Want, solve_forward
-from jaxbraid._hierarchy import build_hierarchy
 from jaxbraid._layout import BATCH, EVERYWHERE, LAYER, LAYER_BATCH, Layout
 from jaxbraid._problem import Data, Setup, Shared
 from jaxbraid._stats import AdjointStats, Stats
@@ -44,18 +43,6 @@ class Output(NamedTuple):
     states: Tree
     aux: Tree
     stats: Stats | None
-
-
-def _pad(x: Tree, n: int, slots: int) -> Tree:
-    """Leading axis n to all slots: the last entry is repeated in inactive ones."""
-    if slots == n:
-        return x
-    index = jnp.minimum(jnp.arange(slots), n - 1)
-    return jax.tree.map(lambda a: a[index], x)
-
-
-def _cut(x: Tree, n: int) -> Tree:
-    return jax.tree.map(lambda a: a if a.shape[0] == n else a[:n], x)
 
 
 def _shard_like(reference: Tree, x: Tree) -> Tree:
@@ -151,21 +138,21 @@ def _run(
 
 
 def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output:
-    slots = build_hierarchy(setup.forward, setup.n, layout.devices).slots
+    h, _ = setup.hierarchies(layout.devices)
 
     def block(comm: Comm, a: Arrays) -> Forward:
         data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
         out = solve_forward(setup, want, comm, data, a.guess)
         return out._replace(aux=_mean_over_batch(comm, out.aux))
 
-    params, guess = _pad((arrays.params, arrays.guess), setup.n, slots)
+    params, guess = layout.pad((arrays.params, arrays.guess), h)
     shard = layout.shard(
         block,
         (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, LAYER_BATCH),),
         Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE),
     )
     out = shard(arrays._replace(params=params, guess=guess))
-    return Output(out.u, _cut(out.states, setup.n), _cut(out.aux, setup.n), out.stats)
+    return Output(out.u, layout.cut(out.states, h), layout.cut(out.aux, h), out.stats)
 
 
 def _mean_over_batch(comm: Comm, aux: Tree) -> Tree:
@@ -187,14 +174,13 @@ def _backward(
     ct: Output,
 ) -> tuple[Any, Any]:
     """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe."""
-    slots = build_hierarchy(setup.adjoint, setup.n, layout.devices).slots
+    _, h = setup.hierarchies(layout.devices)
     pick = lambda like, x: Split.of(like)(x)[0]  # noqa: E731
     last = _zeros_for(pick(arrays.u0, ct.u))
     source = None
     if jax.tree.leaves(ct.states) and not _all_zero(pick(states, ct.states)):
-        source = _pad(_zeros_for(pick(states, ct.states)), setup.n, slots)
-        beyond = jnp.arange(slots) < setup.n
-        source = _tree.where(beyond, source, _tree.zeros(_tree.shapes(source)))
+        source = layout.pad(_zeros_for(pick(states, ct.states)), h)
+        source = _tree.where(layout.active(h), source, _tree.zeros(_tree.shapes(source)))
     aux_ct = []
     if setup.has_aux and not _all_zero(pick(aux, ct.aux)):
         aux_ct = [c / layout.parts for c in _zeros_for(pick(aux, ct.aux))]
@@ -206,7 +192,7 @@ def _backward(
         states = Split.of(states)(states)[0]
         return solve_adjoint(setup, probe is not None, comm, data, states, last, source, aux_ct)
 
-    params, states, aux_ct = _pad((arrays.params, states, aux_ct), setup.n, slots)
+    params, states, aux_ct = layout.pad((arrays.params, states, aux_ct), h)
     shard = layout.shard(
         block,
         (
@@ -223,8 +209,8 @@ def _backward(
     record = None
     if probe is not None:
         end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)
-        norms = jnp.sqrt(jnp.append(_cut(g.norms, setup.n), end))
+        norms = jnp.sqrt(jnp.append(layout.cut(g.norms, h), end))
         record = jax.tree.map(
             lambda p, x: x.astype(p.dtype), probe, dataclasses.replace(g.stats, norms=norms)
         )
-    return [g.u0, _cut(g.params, setup.n), g.args, g.side], record
+    return [g.u0, layout.cut(g.params, h), g.args, g.side], record

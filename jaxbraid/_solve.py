@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxbraid import _check, _tree
 from jaxbraid._forward import Want
-from jaxbraid._layout import make_layout
+from jaxbraid._layout import Layout, make_layout
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup
 from jaxbraid._run import Arrays, run
@@ -52,7 +52,7 @@ def solve(
     guess: PyTree | None = None,
     has_aux: bool = False,
     save: str = "all",
-    mesh: Mesh | None = None,
+    mesh: Mesh | Layout | None = None,
     layer_axis: str = "layer",
     batch_axis: str | None = None,
 ) -> Solution:
@@ -99,7 +99,6 @@ def solve(
     ).dtype
     ts = jnp.asarray(ts).astype(jnp.promote_types(real, jnp.float32))
     params, args = _check.arrays("params", params), _check.arrays("args", args)
-    _check.leading_axis("params", params, n, "the number of steps len(ts) - 1")
     if save not in ("all", "final"):
         raise ValueError(f"save={save!r}: must be 'all' or 'final'.")
     layout = make_layout(mesh, layer_axis, batch_axis)
@@ -117,7 +116,10 @@ def solve(
         has_aux,
     )
     _check.one_a_level("step", steps, config)
-    guess = _check.guess(guess, u0, n)
+    own = layout.count(setup.hierarchies(layout.devices)[0])
+    meaning = "the number of steps len(ts) - 1" if own == n else "the number of this rank's steps"
+    _check.leading_axis("params", params, own, meaning)
+    guess = _check.guess(guess, u0, own)
     want = Want(states=save == "all", stats=True, aux=has_aux)
     out = run(setup, layout, want, Arrays(ts, u0, params, args, None, guess), None)
     us = None
