@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxbraid import _tree
 from jaxbraid._cycle import LevelProblem
+from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup, Shared, Space
 from jaxbraid._tree import Tree
 from jaxbraid.transfers import Transfer
@@ -91,15 +93,36 @@ def batch_divides(name: str, x: Tree, parts: int, batch_axis: str) -> None:
             )
 
 
-def time_grid(ts: Any) -> None:
-    if jnp.ndim(ts) != 1 or jnp.shape(ts)[0] < 2:
-        raise ValueError(f"ts has shape {jnp.shape(ts)}: must be a list of at least two times.")
+def config(name: str, value: Any) -> None:
+    if not isinstance(value, MGRIT):
+        raise TypeError(f"{name}={value!r}: must be a jaxbraid.MGRIT.")
+
+
+def time_grid(ts: Any) -> Any:
+    """The time grid as an array of real, finite, strictly monotonic times."""
+    if not isinstance(ts, jax.Array):
+        try:
+            ts = np.asarray(ts)
+        except ValueError as e:
+            raise TypeError(f"ts={ts!r}: must be a list of real numbers.") from e
+    if not np.issubdtype(ts.dtype, np.number) or np.issubdtype(ts.dtype, np.complexfloating):
+        raise TypeError(f"ts has dtype {ts.dtype}: must be real numbers.")
+    if ts.ndim != 1 or ts.shape[0] < 2:
+        raise ValueError(f"ts has shape {ts.shape}: must be a list of at least two times.")
     if isinstance(ts, Tracer):
-        return
+        return ts
     points = np.asarray(ts, float)
     forward, backward = points[1:] > points[:-1], points[1:] < points[:-1]
-    if not (np.all(forward) or np.all(backward)):
-        raise ValueError("ts must increase (or decrease) strictly, without NaN.")
+    if not (np.all(forward) or np.all(backward)) or not np.all(np.isfinite(points)):
+        raise ValueError("ts must increase (or decrease) strictly, without NaN or infinity.")
+    return ts
+
+
+def with_aux(what: str, out: Any) -> tuple[Any, Any]:
+    """The pair that a function with `has_aux` returns."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"{what} must return a pair (value, aux), as has_aux=True says.")
+    return out
 
 
 def check_steps(
@@ -153,11 +176,13 @@ def one_a_level(name: str, values: tuple[Any, ...], config: Any) -> None:
             raise TypeError(f"{name}={value!r}: must be a function.")
 
 
-def transfers(value: Any, config: Any) -> tuple[Any, ...] | None:
+def transfers(value: Any, config: MGRIT, adjoint: MGRIT) -> tuple[Any, ...] | None:
     if value is None:
         return None
     if isinstance(value, Transfer):
         value = (value,)
+    if not isinstance(value, Sequence):
+        raise TypeError(f"transfers={value!r}: must be a sequence of jaxbraid.Transfer or None.")
     value = tuple(value)
     if len(value) != config.levels - 1:
         raise ValueError(
@@ -167,7 +192,14 @@ def transfers(value: Any, config: Any) -> tuple[Any, ...] | None:
     for i, t in enumerate(value):
         if t is not None and not isinstance(t, Transfer):
             raise TypeError(f"transfers[{i}]={t!r}: must be a jaxbraid.Transfer or None.")
-    return None if all(t is None for t in value) else value
+    if all(t is None for t in value):
+        return None
+    if adjoint.levels > config.levels:
+        raise ValueError(
+            f"adjoint has levels={adjoint.levels}: with transfers it can have no more than the "
+            f"forward solve, {config.levels}."
+        )
+    return value
 
 
 def guess(value: Any, u0: Tree, n: int) -> Tree | None:
@@ -190,7 +222,10 @@ def guess(value: Any, u0: Tree, n: int) -> Tree | None:
                 f"guess has a leaf of shape {jnp.shape(g)}: must be {(n + 1, *u.shape)}, the "
                 "states at all points."
             )
-        g = jnp.asarray(g)
+        try:
+            g = jnp.asarray(g)
+        except (TypeError, ValueError) as e:
+            raise TypeError("guess has leaves that are not arrays: they must be numbers.") from e
         return (g if g.dtype == u.dtype else g.astype(u.dtype))[1:]
 
     return jax.lax.stop_gradient(jax.tree.map(one, value, u0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from jaxbraid._cycle import (
     turn,
 )
 from jaxbraid._hierarchy import Hierarchy
-from jaxbraid._iterate import iterate, make_stats
+from jaxbraid._iterate import all_finite, iterate, make_stats
 from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
@@ -75,6 +76,9 @@ def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree 
     done, swept, stats = relaxed_solution(p, h, initial, body, None, want.stats)
     states, aux = h.levels[0].flatten(swept.outputs, False)
     u = _final(p, h, done, swept)
+    if stats is not None:  # the norms do not see what lies behind the last C-point
+        finite = stats.finite & all_finite(p, u)
+        stats = dataclasses.replace(stats, finite=finite, converged=stats.converged & finite)
     if want.states:
         if p.coarsest > 0 and config.final_relax == "FC":
             states = _with_c_points(p, states, to_owner(p, 0, swept.ends))
@@ -109,10 +113,8 @@ def relaxed_solution(
 
 def _stats_of_direct_solve(p: Problem, ends: Tree) -> Stats:
     """Sequential stepping: one iteration that leaves no residual."""
-    ok = jnp.ones((), jnp.int32)
-    for leaf in jax.tree.leaves(ends):
-        ok = jnp.minimum(ok, jnp.all(jnp.isfinite(leaf)).astype(jnp.int32))
-    finite = -p.comm.max(-ok) == 1
+    bad = sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(ends))
+    finite = p.comm.batch_sum(p.comm.sum(jnp.asarray(bad, jnp.int32))) == 0
     nan = jnp.full((max(1, p.config.max_iters),), jnp.nan)
     residual = jnp.where(finite, 0.0, jnp.nan)
     return Stats(nan.at[0].set(residual), nan[0], jnp.int32(1), finite, finite)

@@ -209,7 +209,7 @@ def _factors(config: MGRIT, steps: int) -> tuple[int | tuple[int, ...], ...]:
 
 
 def _block_size(plans: list[tuple[int, ...]], least: int) -> int:
-    """The smallest block >= `least` that each level's factor divides, or vice versa, in all plans."""
+    """The smallest block >= `least` that each factor of all plans divides, or vice versa."""
 
     def fits(block: int, factors: tuple[int, ...]) -> bool:
         for m in factors:

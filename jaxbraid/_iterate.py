@@ -118,6 +118,12 @@ def iterate(p: Problem, guess: Callable[[int], Tree], counts: jax.Array, track: 
     return Iterate(u, w, norms, i)
 
 
+def all_finite(p: Problem, x: Tree) -> jax.Array:
+    """Whether a state that all devices of a row know is finite, in all parts of the batch."""
+    bad = sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(x))
+    return p.comm.batch_sum(jnp.asarray(bad, jnp.int32)) == 0
+
+
 def make_stats(p: Problem, done: Iterate, counts: jax.Array, w: Tree) -> Stats:
     """The record of a solve whose last sweep gave the values `w` at the C-points."""
     norms, n = done.norms, p.config.max_iters

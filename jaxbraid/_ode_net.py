@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -44,16 +46,17 @@ def _extras(f: Callable[..., Any]) -> tuple[str, ...]:
     kinds = inspect.Parameter
     named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
     variadic = any(p.kind == kinds.VAR_POSITIONAL for p in parameters)
-    if len(named) < 2 and not variadic:
+    positional = [p for p in named if p.kind != kinds.KEYWORD_ONLY]
+    if len(positional) < 2 and not variadic:
         raise TypeError(f"f{inspect.signature(f)}: must take at least (params_n, x).")
     names = []
     for p in named[2:]:
-        if p.name in EXTRAS:
+        if p.name in EXTRAS and p.kind != kinds.POSITIONAL_ONLY:
             names.append(p.name)
         elif p.default is kinds.empty:
             raise TypeError(
                 f"f{inspect.signature(f)}: does not know the parameter {p.name!r}; after "
-                f"(params_n, x) the names can be {', '.join(EXTRAS)}."
+                f"(params_n, x) the names can be {', '.join(EXTRAS)}, none positional-only."
             )
     return tuple(names)
 
@@ -72,7 +75,7 @@ class _Layer:
         real = _state_precision(u)
         given = {"t": t, "dt": dt.astype(real), "args": args, "side": side}
         out = self.f(params, u, **{name: given[name] for name in self.extras})
-        out, aux = out if self.has_aux else (out, ())
+        out, aux = _check.with_aux("f", out) if self.has_aux else (out, ())
         if self.form == "step":
             return out, aux
         if jax.tree.structure(out) != jax.tree.structure(u):
@@ -80,6 +83,12 @@ class _Layer:
                 f"f returns the structure {jax.tree.structure(out)}: the derivative must have that "
                 f"of x, {jax.tree.structure(u)}."
             )
+        for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(u), strict=True):
+            if jnp.shape(a) != jnp.shape(b):
+                raise ValueError(
+                    f"f returns a leaf of shape {jnp.shape(a)}: the derivative must have the shape "
+                    f"of x, {jnp.shape(b)}."
+                )
 
         def euler(u: Any, dudt: Any) -> Any:
             if not _tree.is_inexact(u):
@@ -263,11 +272,11 @@ def parallel_ode_net(
     fs = tuple(f) if isinstance(f, Sequence) else (f,)
     if form not in ("field", "step"):
         raise ValueError(f"form={form!r}: must be 'field' or 'step'.")
+    _check.config("forward", forward)
     if adjoint is None:
         adjoint = ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
     for name, config in (("forward", forward), ("adjoint", adjoint)):
-        if not isinstance(config, MGRIT):
-            raise TypeError(f"{name}={config!r}: must be a jaxbraid.MGRIT.")
+        _check.config(name, config)
         _check.one_a_level("f", fs, config)
     for one in fs:
         _extras(one)
@@ -275,6 +284,8 @@ def parallel_ode_net(
     make_layout(mesh, layer_axis, batch_axis)
     if isinstance(t_final, Tracer):
         raise TypeError("t_final is traced: must be a number; scale f instead.")
+    if not isinstance(t_final, numbers.Real) or not math.isfinite(t_final):
+        raise TypeError(f"t_final={t_final!r}: must be a finite number.")
     return ParallelODENet(
         params,
         args,
@@ -284,7 +295,7 @@ def parallel_ode_net(
         float(t_final),
         forward,
         adjoint,
-        _check.transfers(transfers, forward),
+        _check.transfers(transfers, forward, adjoint),
         has_aux,
         mesh,
         layer_axis,

@@ -101,7 +101,8 @@ class MGRIT:
         _integer("min_coarse", self.min_coarse, 1)
         if self.window is not None:
             _integer("window", self.window, 2)
-        if self.batch_intervals not in ("auto", "all", "one"):
+        named = isinstance(self.batch_intervals, str)
+        if not named or self.batch_intervals not in ("auto", "all", "one"):
             _integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")
         _choice("cycle", self.cycle, ("V", "F", "W"))
         _choice("criterion", self.criterion, ("residual", "jump"))
@@ -112,7 +113,7 @@ class MGRIT:
         for name in ("nested_iteration", "skip_first_down"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise TypeError(f"{name}={getattr(self, name)!r}: must be True or False.")
-        if not (isinstance(self.tol, (int, float, np.number)) and 0 <= self.tol < math.inf):
+        if not _is_number(self.tol) or not 0 <= self.tol < math.inf:
             raise ValueError(f"tol={self.tol!r}: must be a finite number >= 0.")
         if self.norm is not None and not callable(self.norm):
             raise TypeError(f"norm={self.norm!r}: must be None or a function state -> scalar.")
@@ -130,7 +131,9 @@ class MGRIT:
         value = self.coarsening
         if isinstance(value, (int, np.integer)):
             return _integer("coarsening", value, 2)
-        if isinstance(value, np.ndarray) and value.ndim == 1 and self.levels == 2:
+        if isinstance(value, np.ndarray) and value.ndim != 1:
+            raise TypeError(f"coarsening={value!r}: an array must be one list of C-point indices.")
+        if isinstance(value, np.ndarray) and self.levels == 2:
             value = (value,)  # a bare index array: the C-points of the only transfer
         entries = _sequence("coarsening", value, self.levels - 1)
         return tuple(
@@ -165,8 +168,13 @@ def _integer(name: str, value: Any, least: int, also: str = "") -> int:
     return int(value)
 
 
+def _is_number(value: Any) -> bool:
+    real = (int, float, np.integer, np.floating)
+    return isinstance(value, real) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+    if not _is_number(value):
         raise TypeError(f"{name}={value!r}: must be a positive number.")
     if not 0 < value < math.inf:
         raise ValueError(f"{name}={value}: must be positive and finite.")
@@ -174,7 +182,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
 
 
@@ -190,7 +198,10 @@ def _sequence(name: str, value: Any, length: int) -> list[Any]:
 
 
 def _c_points(name: str, value: Any) -> tuple[int, ...]:
-    points = np.asarray(value)
+    try:
+        points = np.asarray(value)
+    except ValueError:  # ragged
+        points = np.array("ragged")
     if points.ndim != 1 or not np.issubdtype(points.dtype, np.integer):
         raise TypeError(f"{name}={value!r}: must be a factor >= 2 or a list of C-point indices.")
     if len(points) < 2:
@@ -198,5 +209,5 @@ def _c_points(name: str, value: Any) -> tuple[int, ...]:
             f"{name}={points.tolist()}: leaves nothing to coarsen; give >= 2 C-points."
         )
     if points[0] != 0 or np.any(np.diff(points) <= 0):
-        raise ValueError(f"{name}: C-point indices must start with 0 and increase.")
+        raise ValueError(f"{name}={points.tolist()}: must start with 0 and increase.")
     return tuple(int(p) for p in points)

@@ -140,7 +140,7 @@ def batched(fn: Callable[..., Tree]) -> Callable[..., Tree]:
 
     def run(x: Any, u: Tree) -> Tree:
         if jax.tree.leaves(u)[0].shape[0] == 1:
-            return jax.tree.map(lambda a: a[None], fn(*_tree.take((x, u), 0)))
+            return jax.tree.map(lambda a: jnp.asarray(a)[None], fn(*_tree.take((x, u), 0)))
         return jax.vmap(fn)(x, u)
 
     return run

@@ -32,7 +32,7 @@ class _TimeStep:
 
     def __call__(self, time: Any, u: Any, params: Any, args: Any, side: Any) -> tuple[Any, Any]:
         out = self.fn(*time, u, params, args)
-        return out if self.has_aux else (out, ())
+        return _check.with_aux("the step", out) if self.has_aux else (out, ())
 
 
 def _interval_ends(ts: Array, start: Array, end: Array) -> tuple[Array, Array]:
@@ -69,8 +69,7 @@ def solve(
         cast to the precision of the state (single, if that is half).
     - `params`: per-step parameters, a pytree with leading axis `N`.
     - `args`: anything that all steps share.
-    - `config`: how to solve; `adjoint`: how to solve for derivatives, by default `config` without
-        its spatial norm and tolerance of `window`s kept.
+    - `config`: how to solve; `adjoint`: how to solve for derivatives, by default as `config` says.
     - `transfers`: spatial coarsening: one `Transfer` (or `None`) for each level but the coarsest.
     - `guess`: states at the points 0..N to start from, instead of nested iteration; `"constant"`
         for `u0` everywhere.
@@ -89,8 +88,11 @@ def solve(
 
     `ValueError` or `TypeError` naming the argument at fault.
     """
-    _check.time_grid(ts)
-    n = jnp.shape(ts)[0] - 1
+    adjoint = config if adjoint is None else adjoint
+    _check.config("config", config)
+    _check.config("adjoint", adjoint)
+    ts = _check.time_grid(ts)
+    n = ts.shape[0] - 1
     u0 = _check.arrays("u0", u0)
     if not any(_tree.is_inexact(x) for x in jax.tree.leaves(u0)):
         raise TypeError("u0 has no real or complex leaf: there is nothing to solve for.")
@@ -111,8 +113,8 @@ def solve(
         _interval_ends,
         n,
         config,
-        config if adjoint is None else adjoint,
-        _check.transfers(transfers, config),
+        adjoint,
+        _check.transfers(transfers, config, adjoint),
         has_aux,
     )
     _check.one_a_level("step", steps, config)

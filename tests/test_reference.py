@@ -149,8 +149,8 @@ def states(us: Any, case: dict) -> dict[str, np.ndarray]:
     }
 
 
-# With a tolerance the iteration is a loop that ends on its data, without it a scan: two programs. Every
-# history is run through the first, one of each kind of cycle, criterion and transfer through both.
+# With a tolerance the iteration is a loop that ends on its data, without it a scan: two programs.
+# Every history is run through the first, one of each kind through both.
 BOTH = (
     "dahl_jump",
     "dahl_l3c4_F",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 BY_NAME = ("t", "dt", "side")
 
@@ -30,3 +31,17 @@ def own_key(key: jax.Array, batch_axis: str | None) -> jax.Array:
     if batch_axis is None:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(batch_axis))
+
+
+def check_shape(block: str, x: PyTree, value: PyTree) -> None:
+    """A block keeps the structure and the shapes of its input: nothing may be broadcast."""
+    if jax.tree.structure(x) != jax.tree.structure(value):
+        raise TypeError(
+            f"{block} returns the structure {jax.tree.structure(value)}: it must be that of its "
+            f"input, {jax.tree.structure(x)}."
+        )
+    shapes, given = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (value, x))
+    if shapes != given:
+        raise ValueError(
+            f"{block} returns the shapes {shapes}: they must be those of its input, {given}."
+        )

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jaxbraid._ode_net import ADJOINT, FORWARD, Form, ParallelODENet, parallel_ode_net
+from jaxbraid._ode_net import FORWARD, Form, ParallelODENet, parallel_ode_net
 from jaxbraid._options import MGRIT
 from jaxbraid._stats import AdjointStats, Solution
 from jaxbraid.flax import _block
@@ -51,12 +52,18 @@ class _Field:
         before = {p: _value(v) for p, v in nnx.to_flat_state(state)}
         block = nnx.merge(self.graphdef, self._with_own_keys(state))
         value = block(x, **given)
-        after = {p: v for p, v in nnx.to_flat_state(nnx.state(block))}
-        changed = {
-            p: _value(v)
-            for p, v in after.items()
-            if not isinstance(v, (nnx.Param, nnx.RngKey)) and _value(v) is not before[p]
-        }
+        _block.check_shape(type(block).__name__, x, value)
+        changed = {}
+        for path, variable in nnx.to_flat_state(nnx.state(block)):
+            if path not in before:
+                raise ValueError(
+                    f"{type(block).__name__} makes the variable {'.'.join(map(str, path))} when it "
+                    "is called: variables of a block must exist once it is built."
+                )
+            if isinstance(variable, nnx.Param | nnx.RngKey):
+                continue
+            if _value(variable) is not before[path]:
+                changed[path] = _value(variable)
         return value, changed
 
     def _with_own_keys(self, state: nnx.State) -> nnx.State:
@@ -76,23 +83,33 @@ def _value(variable: Any) -> Any:
 
 
 class ParallelStack(nnx.Module):
-    r"""`layers` equal blocks, $x \leftarrow x + \Delta t\, \mathrm{block}_n(x)$, in parallel over layers.
+    r"""`layers` equal blocks, in parallel over layers: $x \leftarrow x + \Delta t\, b_n(x)$.
 
     **Arguments**
 
     - `make_block`: `make_block(rngs) -> nnx.Module`; the module maps `x` to `dx/dt`, of the same
         shape (with `form="step"`, to the next `x`). Its `__call__` may also take, by name, the
         layer's time `t`, the step size `dt` and the per-sample `side`.
-    - `layers`: number of blocks; each has its own parameters and PRNG streams from `rngs`.
-    - `smooth_init`: every block starts with the same weights, so that they are smooth in depth,
+    - `layers`: number of blocks N; each has its own parameters and PRNG streams from `rngs`. The
+        variables of all blocks are those of the one module `blocks`, with leading axis N.
+    - `smooth_init`: every block starts with the same parameters, so that they are smooth in depth,
         which is what coarse levels need.
-    - `forward`, `adjoint`, `t_final`, `form`, `transfers`, `mesh`, `layer_axis`, `batch_axis`: as in
-        `jaxbraid.parallel_ode_net`. With a batch axis, give BatchNorm `axis_name=batch_axis` if its
-        statistics are to be those of the whole batch.
+    - `forward`, `adjoint`, `t_final`, `form`, `transfers`, `mesh`, `layer_axis`, `batch_axis`: as
+        in `jaxbraid.parallel_ode_net`. With a batch axis, give BatchNorm `axis_name=batch_axis` if
+        its statistics are to be those of the whole batch; otherwise each part is normalised by its
+        own, and their mean is recorded.
 
     Calling the stack updates the blocks' statistics and PRNG counters once, from the last sweep.
-    `model.set_attributes(serial=True)` makes all stacks in a model exact and sequential, on one device,
-    with the same parameters; `serial=False` makes them parallel again.
+    `model.set_attributes(serial=True)` makes all stacks in a model exact and sequential, on one
+    device, with the same parameters; `serial=False` makes them parallel again.
+
+    A training step on a mesh returns its variables there; put the model on the mesh before the
+    first one (`jax.device_put`), or the second is traced and compiled anew.
+
+    **Raises**
+
+    `ValueError` or `TypeError` naming the argument, or the block that changes the shape of its
+    input or makes variables when called (`sow`).
     """
 
     def __init__(
@@ -122,7 +139,7 @@ class ParallelStack(nnx.Module):
         self.blocks = make(rngs)
         if smooth_init:
             params = nnx.state(self.blocks, nnx.Param)
-            same = jax.tree.map(lambda a: jax.numpy.broadcast_to(a[:1], a.shape), params)
+            same = jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params)
             nnx.update(self.blocks, same)
         self.layers = layers
         self.serial = False
@@ -154,7 +171,10 @@ class ParallelStack(nnx.Module):
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
     ) -> PyTree:
-        """The output of the last block; the arguments are those of `ParallelODENet`."""
+        """The output of the last block for the input `x`, with the shapes of `x`.
+
+        `side` and `guess` are those of a `ParallelODENet`; for `adjoint_probe` see `AdjointStats`.
+        """
         net = self.net()
         y, changed = net(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(net.params, changed)
@@ -168,7 +188,7 @@ class ParallelStack(nnx.Module):
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
     ) -> Solution:
-        """As calling the stack, with the states of all layers and the statistics of the solve."""
+        """As calling the stack, with the states of all layers (`us`, leading axis N + 1)."""
         net = self.net()
         solution = net.solve(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(net.params, solution.aux)
