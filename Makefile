@@ -14,13 +14,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint format typecheck mpi clean help
+.PHONY: demo test test-mpi lint format typecheck mpi clean help
 
 demo: $(VENV)/.stamp-examples ## train a layer-parallel network on handwritten digits (options: DEMO_ARGS="...")
 	$(BIN)/python examples/digits.py $(DEMO_ARGS)
 
 test: $(VENV)/.stamp-test ## run all tests (options: PYTEST_ARGS="...")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-mpi: $(VENV)/.stamp-test mpi ## run the MPI tests (installs Debian's OpenMPI where it can and there is none)
+	JAXBRAID_REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev ## check style and format
 	$(BIN)/ruff check .
@@ -33,18 +36,25 @@ format: $(VENV)/.stamp-dev ## mend style and format where that can be done by ma
 typecheck: $(VENV)/.stamp-dev ## check types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-mpi: $(VENV)/.stamp-mpi ## add mpi4py and mpi4jax to the environment (an MPI with mpicc must be there)
+mpi: $(VENV)/.stamp-openmpi $(VENV)/.stamp-mpi ## add mpi4py and mpi4jax to the environment
 
 clean: ## remove the environments, builds and caches (not outputs/ and checkpoints/)
 	rm -rf $(VENV) .venv312 build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The stamp .stamp-X says that the package is installed with its extra X (see pyproject.toml).
 $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+$(VENV)/.stamp-openmpi: $(VENV)/.stamp-python
+	@command -v mpicc >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq openmpi-bin libopenmpi-dev; } >/dev/null || { echo >&2 \
+		"No mpicc was found and none could be installed: install an MPI (Debian: openmpi-bin libopenmpi-dev)."; \
+		exit 1; }
 	@touch $@
 
 $(VENV)/.stamp-python:

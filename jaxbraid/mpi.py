@@ -1,0 +1,241 @@
+"""The same solves on MPI ranks: each holds the parameters of its own layers only.
+
+    ranks = jaxbraid.mpi.Ranks.of(MPI.COMM_WORLD, batch=2)     # (layers x batch), like a mesh
+    own = ranks.own_layers(64)                                 # this rank's slice of the 64 layers
+    net = jaxbraid.mpi.parallel_ode_net(f, params_of(own), layers=64, ranks=ranks)
+    y = net(x)                                                 # x, y: this rank's part of the batch
+
+Every rank runs the same program; messages pass in its order, inside `jit`, through mpi4jax
+(D. Häfner, F. Vicentini: mpi4jax: zero-copy MPI communication of JAX arrays. JOSS 6(65), 2021).
+Start the program with `mpirun -n ...`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mpi4jax
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+from mpi4py import MPI
+
+from jaxbraid import _check, _ode_net, _solve, _tree
+from jaxbraid._hierarchy import Hierarchy, build_hierarchies
+from jaxbraid._ode_net import ADJOINT, FORWARD, ParallelODENet
+from jaxbraid._options import MGRIT
+from jaxbraid._stats import Solution
+from jaxbraid._tree import Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ranks:
+    """MPI ranks as rows of `layers` and columns of `batch`; made by `Ranks.of`.
+
+    On each rank `solve` and `parallel_ode_net` take the parameters of its own steps and its own
+    part of the batch. Gradients of parameters and shared arguments are summed over the batch.
+    """
+
+    layers: MPI.Comm
+    batch: MPI.Comm
+    batch_axis: None = None
+
+    @classmethod
+    def of(cls, world: MPI.Comm, batch: int = 1) -> Ranks:
+        """Split `world` into `world.size / batch` blocks of layers times `batch` parts."""
+        size, rank = world.Get_size(), world.Get_rank()
+        if not isinstance(batch, (int, np.integer)) or batch < 1 or size % batch:
+            raise ValueError(f"batch={batch!r}: must be an integer that divides the {size} ranks.")
+        row, part = divmod(rank, int(batch))
+        return cls(world.Split(part, rank), world.Split(row, rank))
+
+    @property
+    def devices(self) -> int:
+        """Number of blocks of layers."""
+        return self.layers.Get_size()
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the batch."""
+        return self.batch.Get_size()
+
+    def own_layers(
+        self, layers: int, forward: MGRIT = FORWARD, adjoint: MGRIT | None = None
+    ) -> slice:
+        """The layers (time steps) that belong to this rank, given how they will be solved."""
+        h = build_hierarchies((forward, _adjoint_of(forward, adjoint)), layers, self.devices)[0]
+        first = min(layers, self.layers.Get_rank() * h.levels[0].block)
+        return slice(first, first + self.count(h))
+
+    def batch_sum(self, x: PyTree) -> PyTree:
+        """Sum over the parts of the batch, for gradients of what lies outside the layers."""
+        return _RankComm(self).batch_sum(x)
+
+    # -- the layout of data, as the engine asks for it --------------------------------------------
+
+    def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
+        """`fn(comm, ...)`: every rank has its own part already."""
+        return functools.partial(fn, _RankComm(self))
+
+    def count(self, h: Hierarchy) -> int:
+        """This rank's steps."""
+        block, rank = h.levels[0].block, self.layers.Get_rank()
+        return max(0, min(h.steps, (rank + 1) * block) - rank * block)
+
+    def pad(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of this rank's steps to entries of its slots."""
+        own, block = self.count(h), h.levels[0].block
+        if own == block:
+            return x
+        if own == 0:
+            return jax.tree.map(lambda a: jnp.zeros((block, *a.shape[1:]), a.dtype), x)
+        index = jnp.minimum(jnp.arange(block), own - 1)
+        return jax.tree.map(lambda a: a[index], x)
+
+    def cut(self, x: Tree, h: Hierarchy) -> Tree:
+        """The inverse of `pad`."""
+        own = self.count(h)
+        return x if own == h.levels[0].block else _tree.take(x, slice(0, own))
+
+    def active(self, h: Hierarchy) -> jax.Array:
+        """Which of this rank's slots have a step."""
+        return jnp.arange(h.levels[0].block) < self.count(h)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RankComm:
+    """The engine's communicator: one rank a block."""
+
+    ranks: Ranks
+
+    @property
+    def size(self) -> int:
+        return self.ranks.devices
+
+    @property
+    def index(self) -> int:
+        return self.ranks.layers.Get_rank()
+
+    def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
+        if hops == 0 or abs(hops) >= self.size:
+            return x if hops == 0 else fill
+        source, dest = self.index - hops, self.index + hops
+        has_source, has_dest = 0 <= source < self.size, 0 <= dest < self.size
+
+        def one(a: jax.Array, b: jax.Array) -> jax.Array:
+            moved = mpi4jax.sendrecv(
+                a,
+                a,
+                source=source if has_source else MPI.PROC_NULL,
+                dest=dest if has_dest else MPI.PROC_NULL,
+                comm=self.ranks.layers,
+            )
+            return moved if has_source else b
+
+        return jax.tree.map(one, x, fill)
+
+    def _all(self, x: Tree, op: MPI.Op, comm: MPI.Comm) -> Tree:
+        if comm.Get_size() == 1:
+            return x
+        return jax.tree.map(lambda a: mpi4jax.allreduce(a, op=op, comm=comm), x)
+
+    def sum(self, x: Tree) -> Tree:
+        return self._all(x, MPI.SUM, self.ranks.layers)
+
+    def max(self, x: Tree) -> Tree:
+        return self._all(x, MPI.MAX, self.ranks.layers)
+
+    def broadcast(self, x: Tree, source: int) -> Tree:
+        if self.size == 1:
+            return x
+        return jax.tree.map(lambda a: mpi4jax.bcast(a, source, comm=self.ranks.layers), x)
+
+    def batch_sum(self, x: Tree) -> Tree:
+        return self._all(x, MPI.SUM, self.ranks.batch)
+
+    def batch_size(self) -> int:
+        return self.ranks.parts
+
+
+def _adjoint_of(forward: MGRIT, adjoint: MGRIT | None) -> MGRIT:
+    if adjoint is not None:
+        return adjoint
+    return ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
+
+
+def _agree(ranks: Ranks, name: str, value: Any) -> None:
+    """All ranks were given the same `value`; found out before the first message of a solve."""
+    for comm in (ranks.layers, ranks.batch):
+        values = comm.allgather(value)
+        if any(v != values[0] for v in values):
+            raise ValueError(f"{name} differs between ranks: {values}; it must be the same on all.")
+
+
+def _same_shapes(x: PyTree) -> str:
+    return str(jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), x))
+
+
+def _without_leading_axis(x: PyTree) -> str:
+    return str(jax.tree.map(lambda a: (jnp.shape(a)[1:], str(jnp.result_type(a))), x))
+
+
+def parallel_ode_net(
+    f: Callable[..., Any] | Sequence[Callable[..., Any]],
+    params: PyTree,
+    *,
+    layers: int,
+    ranks: Ranks,
+    **options: Any,
+) -> ParallelODENet:
+    """`jaxbraid.parallel_ode_net` on MPI ranks.
+
+    **Arguments**
+
+    - `params`: the parameters of this rank's layers, `ranks.own_layers(layers, forward, adjoint)`.
+    - `layers`: the number of layers of the whole network.
+    - the others: as in `jaxbraid.parallel_ode_net`, but for its mesh and axes.
+
+    The gradient of a loss of the output, taken alike on all ranks of a row, has this rank's part of
+    the parameters' gradient; losses of different parts of the batch are added.
+
+    **Raises**
+
+    `ValueError` on all ranks if they were not given the same network.
+    """
+    for name in ("mesh", "layer_axis", "batch_axis"):
+        if name in options:
+            raise TypeError(f"{name}: not for MPI; ranks={ranks} takes its place.")
+    _check.integer("layers", layers, 1)
+    _agree(ranks, "layers", layers)
+    _agree(ranks, "params", _without_leading_axis(params))
+    _agree(ranks, "options", str({k: v for k, v in options.items() if k in ("forward", "adjoint")}))
+    if jax.tree.leaves(params) and jnp.shape(jax.tree.leaves(params)[0])[0] == 0:
+        filled = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), params)
+        net = _ode_net.parallel_ode_net(f, filled, mesh=ranks, **options)
+        return dataclasses.replace(net, params=params, layers=layers)
+    net = _ode_net.parallel_ode_net(f, params, mesh=ranks, **options)
+    return dataclasses.replace(net, layers=layers)
+
+
+def solve(
+    step: Callable[..., Any] | Sequence[Callable[..., Any]],
+    u0: PyTree,
+    ts: Float[Array, " steps_plus_1"],
+    params: PyTree | None = None,
+    args: PyTree | None = None,
+    *,
+    ranks: Ranks,
+    **options: Any,
+) -> Solution:
+    """`jaxbraid.solve` on MPI ranks.
+
+    `params` are those of this rank's steps, `ranks.own_layers(len(ts) - 1, config, adjoint)`; `us`
+    of the solution holds the states where this rank's steps start, then that at the end of time.
+    """
+    _agree(ranks, "ts", np.asarray(ts).tobytes())
+    _agree(ranks, "u0", _same_shapes(u0))
+    return _solve.solve(step, u0, ts, params, args, mesh=ranks, **options)

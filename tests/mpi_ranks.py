@@ -1,0 +1,132 @@
+"""Run by `mpirun` for test_mpi.py: solves on ranks, compared with the same solve on one device.
+
+Prints `ok` from every rank, or ends the whole run with the first failure.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+os.environ["MPI4JAX_NO_WARN_JAX_VERSION"] = "1"
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_platforms", "cpu")
+
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+import jaxbraid
+import jaxbraid.mpi
+from jaxbraid import MGRIT
+from nets import field, relative_error, tree_net
+
+WORLD = MPI.COMM_WORLD
+
+
+def loss(y):
+    return jnp.sum(y["a"] ** 2) + jnp.sum(jnp.cos(y["s"]))
+
+
+def network(layers: int, batch: int, levels: int, factor: int, cycle: str, iters: int) -> None:
+    """Output, gradients and both residual histories of a network equal those of one device."""
+    params, args, x = tree_net(layers)
+    config = MGRIT(levels=levels, coarsening=factor, cycle=cycle, max_iters=iters)
+    ranks = jaxbraid.mpi.Ranks.of(WORLD, batch=batch)
+    own = ranks.own_layers(layers, config)
+    part = ranks.batch.Get_rank()
+    size = 4 // batch
+
+    def run(params, args, x, probe, make):
+        net = make(params, args)
+        solution = net.solve(x, adjoint_probe=probe)
+        return loss(solution.u), (solution.u, solution.stats.residuals)
+
+    def single(params, args):
+        return jaxbraid.parallel_ode_net(field, params, args=args, forward=config)
+
+    def ranked(params, args):
+        return jaxbraid.mpi.parallel_ode_net(
+            field, params, layers=layers, ranks=ranks, args=args, forward=config
+        )
+
+    def grad(make, params, x):
+        probe = make(params, args).adjoint_probe()
+        fn = jax.value_and_grad(run, argnums=(0, 1, 2, 3), has_aux=True)
+        fn = jax.jit(fn, static_argnums=4)
+        (_, (y, residuals)), (dp, da, dx, record) = fn(params, args, x, probe, make)
+        return y, residuals, dp, da, dx, record.residuals
+
+    mine = jax.tree.map(lambda a: a[part * size : (part + 1) * size], x)
+    y, residuals, dp, da, dx, adjoint = grad(ranked, jax.tree.map(lambda a: a[own], params), mine)
+    y0, residuals0, dp0, da0, dx0, adjoint0 = grad(single, params, x)
+    y0, dx0 = jax.tree.map(lambda a: a[part * size : (part + 1) * size], (y0, dx0))
+    dp0 = jax.tree.map(lambda a: a[own], dp0)
+    assert relative_error((y, dx, da), (y0, dx0, da0)) < 1e-12
+    if own.stop > own.start:
+        assert relative_error(dp, dp0) < 1e-11
+    np.testing.assert_allclose(residuals, residuals0, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(adjoint, adjoint0, rtol=1e-9, atol=1e-14)
+
+
+def integration(tol: float) -> None:
+    """`solve` with a tolerance and per-step parameters."""
+    n = 50
+    ts, params = jnp.linspace(0, 2, n + 1), jnp.linspace(0.5, 1.5, n)
+
+    def step(t0, t1, u, p, args):
+        return (u + (t1 - t0) * jnp.sin(t1)) / (1 + p * (t1 - t0))
+
+    config = MGRIT(levels=3, coarsening=3, tol=tol, max_iters=12)
+    ranks = jaxbraid.mpi.Ranks.of(WORLD)
+    own = ranks.own_layers(n, config)
+    one = jaxbraid.solve(step, jnp.ones(2), ts, params, config=config)
+    sol = jaxbraid.mpi.solve(step, jnp.ones(2), ts, params[own], config=config, ranks=ranks)
+    assert int(sol.stats.iterations) == int(one.stats.iterations)
+    assert relative_error(sol.u, one.u) < 1e-12
+    assert relative_error(sol.us[:-1], one.us[own]) < 1e-12 if own.stop > own.start else True
+
+
+def mismatch() -> None:
+    """Different sizes on the ranks are an error on all of them, not a hang."""
+    ranks = jaxbraid.mpi.Ranks.of(WORLD)
+    layers = 8 + WORLD.Get_rank()
+    try:
+        jaxbraid.mpi.parallel_ode_net(field, tree_net(layers)[0], layers=layers, ranks=ranks)
+    except ValueError as e:
+        assert "layers differs between ranks" in str(e)
+    else:
+        assert WORLD.Get_size() == 1
+
+
+def main(case: str) -> None:
+    size = WORLD.Get_size()
+    if case == "network":  # blocks of equal size, and fewer layers than ranks
+        network(16, 1, 2, 4, "V", 2)
+        network(2, 1, 2, 2, "V", 1)
+    elif case == "uneven":  # no block divides the layers; a batch axis where the ranks allow it
+        network(7, 2 if size % 2 == 0 else 1, 3, 2, "V", 2)
+    elif case == "integration":
+        integration(1e-10)
+        integration(0.0)
+    elif case == "mismatch":
+        mismatch()
+    elif case == "fail":
+        if WORLD.Get_rank() == size - 1:
+            raise RuntimeError("this rank fails on purpose")
+        network(16, 1, 2, 4, "V", 2)
+    print(f"ok {case} on rank {WORLD.Get_rank()} of {size}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        WORLD.Abort(1)
