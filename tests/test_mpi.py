@@ -1,4 +1,4 @@
-"""MPI ranks give the numbers of one device. Each test starts ranks of `mpi_ranks.py` with mpirun."""
+"""MPI ranks give the numbers of one device; each test starts `mpi_ranks.py` with mpirun."""
 
 from __future__ import annotations
 
