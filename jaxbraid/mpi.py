@@ -19,10 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mpi4jax
+import mpi4jax  # pyright: ignore[reportMissingImports]
 import numpy as np
 from jaxtyping import Array, Float, PyTree
-from mpi4py import MPI
+from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
 from jaxbraid import _check, _ode_net, _solve, _tree
 from jaxbraid._hierarchy import Hierarchy, build_hierarchies
