@@ -126,9 +126,16 @@ def with_aux(what: str, out: Any) -> tuple[Any, Any]:
 
 
 def check_steps(
-    setup: Setup, space: Space, levels: tuple[LevelProblem, ...], shared: Shared
+    setup: Setup,
+    space: Space,
+    levels: tuple[LevelProblem, ...],
+    shared: Shared,
+    derivative: bool,
 ) -> None:
-    """Every level's step returns a state like the one that it is given."""
+    """Every level's step returns a state like the one that it is given.
+
+    For a derivative it may not close over traced values: the backward pass is traced elsewhere.
+    """
     for l, lp in enumerate(levels):
         step = setup.step(l)
         x = jax.eval_shape(lambda i: _tree.take(i._replace(active=None), 0), lp.inputs)
@@ -139,6 +146,12 @@ def check_steps(
 
         jaxpr, out = jax.make_jaxpr(run, return_shape=True)(u, x, shared)
         where = "" if len(levels) == 1 else f" on level {l}"
+        if derivative and any(isinstance(c, Tracer) for c in jaxpr.consts):
+            raise TypeError(
+                f"the step{where} closes over a traced value, which a derivative cannot see. Hand "
+                "it in: as `args` if all steps share it, in `params` if each has its own, or as "
+                "`side`."
+            )
         if jax.tree.structure(out) != jax.tree.structure(u):
             raise TypeError(
                 f"the step{where} returns the structure {jax.tree.structure(out)}: it must return "

@@ -37,6 +37,7 @@ class Want(NamedTuple):
     states: bool
     stats: bool
     aux: bool
+    derivative: bool = False  # whether this is the forward pass of a derivative
 
 
 class Forward(NamedTuple):
@@ -59,7 +60,7 @@ def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree 
     else:
         start = "nested" if config.nested_iteration else "guess"
     p, space = forward_problem(setup, data, comm, start)
-    check_steps(setup, space, p.levels, data.shared)
+    check_steps(setup, space, p.levels, data.shared, want.derivative)
 
     def initial(l: int) -> Tree:
         lp = p.levels[l]

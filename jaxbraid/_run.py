@@ -122,7 +122,7 @@ def _run(
         diff, probe, fixed = jax.tree.map(
             lambda x: x.value, (diff, probe, fixed), is_leaf=lambda x: hasattr(x, "perturbed")
         )
-        out = solve(want._replace(states=True), diff, fixed)
+        out = solve(want._replace(states=True, derivative=True), diff, fixed)
         saved = (diff, fixed, out.states, out.aux if setup.has_aux else ())
         if not want.states:
             out = out._replace(states=())

@@ -410,3 +410,22 @@ def test_a_differentiated_value_that_the_step_closes_over():
 def test_forward_mode():
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda u: jaxbraid.solve(decay, u, TS, config=EXACT).u, (1.0,), (1.0,))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_derivative_while_the_step_closes_over_a_traced_value(transform):
+    """Refused with the way out, and right once the value is handed in."""
+
+    def closed(c):
+        f = lambda w, x: c * dense(w, x)  # noqa: E731
+        return jax.grad(lambda w: jnp.sum(parallel_ode_net(f, w, forward=EXACT)(X)))(W)
+
+    def handed(c):
+        f = lambda w, x, args: args * dense(w, x)  # noqa: E731
+        return jax.grad(lambda w: jnp.sum(parallel_ode_net(f, w, args=c, forward=EXACT)(X)))(W)
+
+    value = jnp.array([0.5]) if transform is jax.vmap else jnp.array(0.5)
+    with pytest.raises(TypeError, match=r"closes over a traced value.*`args`"):
+        transform(closed)(value)
+    got = transform(handed)(value).reshape(W.shape)
+    np.testing.assert_allclose(got, closed(0.5), rtol=1e-12)
