@@ -242,10 +242,3 @@ def guess(value: Any, u0: Tree, n: int) -> Tree | None:
         return (g if g.dtype == u.dtype else g.astype(u.dtype))[1:]
 
     return jax.lax.stop_gradient(jax.tree.map(one, value, u0))
-
-
-def integer(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r}: must be an integer >= {least}.")
-    if value < least:
-        raise ValueError(f"{name}={value}: must be >= {least}.")

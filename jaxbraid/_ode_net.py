@@ -35,6 +35,13 @@ FORWARD = MGRIT(levels=2, coarsening=4, max_iters=2, final_relax="FC")
 ADJOINT = MGRIT(levels=2, coarsening=4, max_iters=1, final_relax="FC")
 
 
+def default_adjoint(forward: MGRIT, adjoint: MGRIT | None) -> MGRIT:
+    """How the adjoint is solved unless told: as `forward`, but for the norm, which is of states."""
+    if adjoint is not None:
+        return adjoint
+    return ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
+
+
 def _extras(f: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters of `f` after `(params_n, x)`, each one of `EXTRAS`."""
     if not callable(f):
@@ -273,8 +280,7 @@ def parallel_ode_net(
     if form not in ("field", "step"):
         raise ValueError(f"form={form!r}: must be 'field' or 'step'.")
     _check.config("forward", forward)
-    if adjoint is None:
-        adjoint = ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
+    adjoint = default_adjoint(forward, adjoint)
     for name, config in (("forward", forward), ("adjoint", adjoint)):
         _check.config(name, config)
         _check.one_a_level("f", fs, config)

@@ -96,14 +96,14 @@ class MGRIT:
     adjoint_transfers: AdjointTransfers = "transpose"
 
     def __post_init__(self) -> None:
-        _integer("levels", self.levels, 1)
-        _integer("max_iters", self.max_iters, 0)
-        _integer("min_coarse", self.min_coarse, 1)
+        check_integer("levels", self.levels, 1)
+        check_integer("max_iters", self.max_iters, 0)
+        check_integer("min_coarse", self.min_coarse, 1)
         if self.window is not None:
-            _integer("window", self.window, 2)
+            check_integer("window", self.window, 2)
         named = isinstance(self.batch_intervals, str)
         if not named or self.batch_intervals not in ("auto", "all", "one"):
-            _integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")
+            check_integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")
         _choice("cycle", self.cycle, ("V", "F", "W"))
         _choice("criterion", self.criterion, ("residual", "jump"))
         _choice("temporal_norm", self.temporal_norm, ("two", "one", "max"))
@@ -124,20 +124,20 @@ class MGRIT:
 
         _set(self, "tol", float(self.tol))
         _set(self, "coarsening", self._checked_coarsening())
-        _set(self, "cf_relax", self._one_a_level("cf_relax", lambda n, v: _integer(n, v, 0)))
+        _set(self, "cf_relax", self._one_a_level("cf_relax", lambda n, v: check_integer(n, v, 0)))
         _set(self, "c_weight", self._one_a_level("c_weight", _positive))
 
     def _checked_coarsening(self) -> int | tuple[int | tuple[int, ...], ...]:
         value = self.coarsening
         if isinstance(value, (int, np.integer)):
-            return _integer("coarsening", value, 2)
+            return check_integer("coarsening", value, 2)
         if isinstance(value, np.ndarray) and value.ndim != 1:
             raise TypeError(f"coarsening={value!r}: an array must be one list of C-point indices.")
         if isinstance(value, np.ndarray) and self.levels == 2:
             value = (value,)  # a bare index array: the C-points of the only transfer
         entries = _sequence("coarsening", value, self.levels - 1)
         return tuple(
-            _integer(f"coarsening[{i}]", e, 2)
+            check_integer(f"coarsening[{i}]", e, 2)
             if isinstance(e, (int, np.integer))
             else _c_points(f"coarsening[{i}]", e)
             for i, e in enumerate(entries)
@@ -160,7 +160,8 @@ def _set(config: MGRIT, name: str, value: Any) -> None:
     object.__setattr__(config, name, value)  # the one way to normalise a frozen dataclass
 
 
-def _integer(name: str, value: Any, least: int, also: str = "") -> int:
+def check_integer(name: str, value: Any, least: int, also: str = "") -> int:
+    """`value` as an int of at least `least`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r}: must be an integer >= {least}{also}.")
     if value < least:

@@ -45,10 +45,15 @@ class Output(NamedTuple):
     stats: Stats | None
 
 
-def _shard_like(reference: Tree, x: Tree) -> Tree:
+def _is_primal(x: Any) -> bool:
+    return hasattr(x, "perturbed")  # an argument of the forward rule, with symbolic_zeros
+
+
+def _shard_like(reference: Tree, x: Tree, leading: int = 0) -> Tree:
     """`x` with the shardings that JAX tracks in types, where mesh axes are explicit.
 
-    They are those of `reference`; where that has none and a mesh is set, replicated on it.
+    They are those of `reference`; where that has none and a mesh is set, replicated on it. `x` has
+    `leading` axes more, which are not split.
     """
     explicit = jax.sharding.AxisType.Explicit
 
@@ -58,6 +63,7 @@ def _shard_like(reference: Tree, x: Tree) -> Tree:
             mesh, spec = jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec()
         if mesh.empty or explicit not in mesh.axis_types:
             return x
+        spec = jax.sharding.PartitionSpec(*(None,) * leading, *spec)
         return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec))
 
     return jax.tree.map(one, reference, x)
@@ -112,15 +118,21 @@ def _run(
 
     def solve(want: Want, diff: Any, fixed: Any) -> Output:
         out = _forward(setup, layout, want, joined(diff, fixed))
-        return out._replace(u=_shard_like(arrays.u0, out.u))
+        states = _shard_like(arrays.u0, out.states, leading=1) if want.states else ()
+        return out._replace(u=_shard_like(arrays.u0, out.u), states=states)
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
         return solve(want, diff, fixed)
 
     def forward(diff: Any, probe: Any, fixed: Any) -> tuple[Output, Any]:
+        if any(x.perturbed for x in jax.tree.leaves(fixed[0], is_leaf=_is_primal)):
+            raise TypeError(
+                "ts is being differentiated, which is not supported: give "
+                "jax.lax.stop_gradient(ts)."
+            )
         diff, probe, fixed = jax.tree.map(
-            lambda x: x.value, (diff, probe, fixed), is_leaf=lambda x: hasattr(x, "perturbed")
+            lambda x: x.value, (diff, probe, fixed), is_leaf=_is_primal
         )
         out = solve(want._replace(states=True, derivative=True), diff, fixed)
         saved = (diff, fixed, out.states, out.aux if setup.has_aux else ())

@@ -69,7 +69,8 @@ def solve(
         cast to the precision of the state (single, if that is half).
     - `params`: per-step parameters, a pytree with leading axis `N`.
     - `args`: anything that all steps share.
-    - `config`: how to solve; `adjoint`: how to solve for derivatives, by default as `config` says.
+    - `config`: how to solve; `adjoint`: how to solve for derivatives, by default as
+        `config` says, but with the 2-norm.
     - `transfers`: spatial coarsening: one `Transfer` (or `None`) for each level but the coarsest.
     - `guess`: states at the points 0..N to start from, instead of nested iteration; `"constant"`
         for `u0` everywhere.
@@ -81,15 +82,15 @@ def solve(
 
     **Returns**
 
-    A `Solution`, differentiable (in reverse mode) in `u0`, `params` and `args`; not in `ts` and
-    `guess`.
+    A `Solution`, differentiable (in reverse mode) in `u0`, `params` and `args`; not in `ts`,
+    which is an error, and not in `guess`.
 
     **Raises**
 
     `ValueError` or `TypeError` naming the argument at fault.
     """
-    adjoint = config if adjoint is None else adjoint
     _check.config("config", config)
+    adjoint = dataclasses.replace(config, norm=None) if adjoint is None else adjoint
     _check.config("adjoint", adjoint)
     ts = _check.time_grid(ts)
     n = ts.shape[0] - 1

@@ -24,10 +24,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
-from jaxbraid import _check, _ode_net, _solve, _tree
+from jaxbraid import _ode_net, _solve, _tree
 from jaxbraid._hierarchy import Hierarchy, build_hierarchies
-from jaxbraid._ode_net import ADJOINT, FORWARD, ParallelODENet
-from jaxbraid._options import MGRIT
+from jaxbraid._ode_net import FORWARD, ParallelODENet, default_adjoint
+from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._stats import Solution
 from jaxbraid._tree import Tree
 
@@ -67,7 +67,7 @@ class Ranks:
         self, layers: int, forward: MGRIT = FORWARD, adjoint: MGRIT | None = None
     ) -> slice:
         """The layers (time steps) that belong to this rank, given how they will be solved."""
-        h = build_hierarchies((forward, _adjoint_of(forward, adjoint)), layers, self.devices)[0]
+        h = build_hierarchies((forward, default_adjoint(forward, adjoint)), layers, self.devices)[0]
         first = min(layers, self.layers.Get_rank() * h.levels[0].block)
         return slice(first, first + self.count(h))
 
@@ -161,12 +161,6 @@ class _RankComm:
         return self.ranks.parts
 
 
-def _adjoint_of(forward: MGRIT, adjoint: MGRIT | None) -> MGRIT:
-    if adjoint is not None:
-        return adjoint
-    return ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
-
-
 def _agree(ranks: Ranks, name: str, value: Any) -> None:
     """All ranks were given the same `value`; found out before the first message of a solve."""
     for comm in (ranks.layers, ranks.batch):
@@ -209,7 +203,7 @@ def parallel_ode_net(
     for name in ("mesh", "layer_axis", "batch_axis"):
         if name in options:
             raise TypeError(f"{name}: not for MPI; ranks={ranks} takes its place.")
-    _check.integer("layers", layers, 1)
+    check_integer("layers", layers, 1)
     _agree(ranks, "layers", layers)
     _agree(ranks, "params", _without_leading_axis(params))
     _agree(ranks, "options", str({k: v for k, v in options.items() if k in ("forward", "adjoint")}))

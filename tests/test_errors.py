@@ -429,3 +429,14 @@ def test_derivative_while_the_step_closes_over_a_traced_value(transform):
         transform(closed)(value)
     got = transform(handed)(value).reshape(W.shape)
     np.testing.assert_allclose(got, closed(0.5), rtol=1e-12)
+
+
+def test_times_are_not_differentiated_in_silence():
+    def end(ts):
+        return jaxbraid.solve(decay, 1.0, ts, config=EXACT).u
+
+    ts = jnp.asarray(TS)
+    with pytest.raises(TypeError, match="ts is being differentiated"):
+        jax.grad(end)(ts)
+    stopped = jax.grad(lambda ts: end(jax.lax.stop_gradient(ts)))(ts)
+    assert np.all(stopped == 0)

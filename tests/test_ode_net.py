@@ -410,3 +410,17 @@ def test_collective_batch_statistics():
     got = jax.value_and_grad(value, argnums=(0, 1))(w, x, True)
     expected = jax.value_and_grad(value, argnums=(0, 1))(w, x, False)
     assert relative_error(got, expected) < 1e-10
+
+
+def test_input_sharded_on_a_mesh_with_explicit_axes():
+    """Output and states are typed as the input is, so that they go on in the caller's program."""
+    mesh = jax.make_mesh((4, 2), ("layer", "batch"))
+    spec = jax.sharding.PartitionSpec("batch")
+    w, x = dense_weights(8), jax.random.normal(jax.random.key(0), (4, 3))
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    net = jaxbraid.parallel_ode_net(
+        dense, w, forward=exact_config(8, 2), mesh=mesh, batch_axis="batch"
+    )
+    solution = net.solve(sharded)
+    assert relative_error(solution.u, serial_dense(w, x)) < 1e-12
+    assert jax.typeof(solution.us).sharding.spec[1] == "batch"
