@@ -53,9 +53,9 @@ def initialize(
 ) -> None:
     """Make this process one of a job of several, as `jax.distributed.initialize` does.
 
-    Call it before anything else that uses JAX. Under SLURM, under Open MPI and on TPU pods JAX finds
-    all arguments itself (Open MPI 5 and other MPIs: if mpi4py is installed); elsewhere give the
-    first three. Where there is only one process, and after the first call, nothing happens.
+    Call it before anything else that uses JAX. Under SLURM, Open MPI and on TPU pods JAX finds all
+    arguments itself (Open MPI 5 and other MPIs: if mpi4py is installed); elsewhere give the first
+    three. Where there is only one process, and after the first call, nothing happens.
 
     **Arguments**
 
