@@ -36,13 +36,18 @@ def arrays(name: str, x: Tree) -> Tree:
     return jax.tree.map(one, x)
 
 
-def leading_axis(name: str, x: Tree, n: int, meaning: str) -> None:
-    """Every leaf of `x` has leading axis `n`."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+def leading_axis(name: str, x: Tree, n: int, meaning: str, padded: int | None = None) -> None:
+    """Every leaf of `x` has leading axis `n`, or else every leaf has leading axis `padded`."""
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    if padded is not None and all(jnp.shape(leaf)[:1] == (padded,) for _, leaf in leaves):
+        return
+    for path, leaf in leaves:
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != n:
             where = name + jax.tree_util.keystr(path)
+            also = "" if padded in (None, n) else f" (or, padded for these devices, {padded})"
             raise ValueError(
-                f"{where} has shape {jnp.shape(leaf)}: its leading axis must be {meaning}, {n}."
+                f"{where} has shape {jnp.shape(leaf)}: its leading axis must be {meaning}, "
+                f"{n}{also}."
             )
 
 
@@ -216,13 +221,13 @@ def transfers(value: Any, config: MGRIT, adjoint: MGRIT) -> tuple[Any, ...] | No
 
 
 def guess(value: Any, u0: Tree, n: int) -> Tree | None:
-    """States at the points 1..n from a guess at the points 0..n, or `"constant"`."""
+    """States at the points 0..n, given as they are or as `"constant"`."""
     if value is None:
         return None
     if isinstance(value, str):
         if value != "constant":
             raise ValueError(f"guess={value!r}: must be states at all points, 'constant' or None.")
-        return _tree.repeat(u0, n)
+        return _tree.repeat(u0, n + 1)
     if jax.tree.structure(value) != jax.tree.structure(u0):
         raise TypeError(
             f"guess has the structure {jax.tree.structure(value)}: must be that of the initial "
@@ -239,6 +244,6 @@ def guess(value: Any, u0: Tree, n: int) -> Tree | None:
             g = jnp.asarray(g)
         except (TypeError, ValueError) as e:
             raise TypeError("guess has leaves that are not arrays: they must be numbers.") from e
-        return (g if g.dtype == u.dtype else g.astype(u.dtype))[1:]
+        return g if g.dtype == u.dtype else g.astype(u.dtype)
 
     return jax.lax.stop_gradient(jax.tree.map(one, value, u0))

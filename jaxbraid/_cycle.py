@@ -141,6 +141,14 @@ def from_owner(p: Problem, l: int, x: Tree) -> Tree:
     return p.comm.shift(x, (level.group - 1) * level.stride, x)
 
 
+def ends_of_intervals(p: Problem, first: Tree, end: Tree) -> Tree:
+    """Values where the intervals of level 0 end, from those where they start, marching forward."""
+    level = p.levels[0].level
+    after = p.comm.shift(_tree.take(first, 0), -level.group * level.stride, end)
+    after = jax.tree.map(lambda a: a[None], after)
+    return _tree.concatenate([_tree.take(first, slice(1, None)), after])
+
+
 # -- sweeps ---------------------------------------------------------------------------------------
 
 

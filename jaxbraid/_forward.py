@@ -21,6 +21,7 @@ from jaxbraid._cycle import (
     source,
     starts,
     sweep,
+    ends_of_intervals,
     to_owner,
     turn,
 )
@@ -49,8 +50,10 @@ class Forward(NamedTuple):
     stats: Any  # Stats, if asked for
 
 
-def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree | None) -> Forward:
-    """March `u0` through all steps. `guess`: states at the end of each slot, or `None`."""
+def solve_forward(
+    setup: Setup, want: Want, comm: Comm, data: Data, guess: tuple[Tree, Tree] | None
+) -> Forward:
+    """March `u0` through all steps. `guess`: states where slots start and at the end of time."""
     h, _ = setup.hierarchies(comm.size)
     config = setup.forward
     if guess is not None:
@@ -66,7 +69,8 @@ def solve_forward(setup: Setup, want: Want, comm: Comm, data: Data, guess: Tree 
         lp = p.levels[l]
         n = lp.level.intervals if l == 0 else lp.level.block
         if l == 0 and guess is not None:
-            return to_owner(p, 0, lp.level.c_slots(space.split[0](guess)[0], False))
+            starts, end = (space.split[0](x)[0] for x in guess)
+            return ends_of_intervals(p, lp.level.first_slots(starts), end)
         return _tree.repeat(_tree.zeros(_tree.shapes(lp.u0)), n)
 
     def body(u: Tree, xs: tuple[Inputs, None]) -> tuple[Tree, Any]:

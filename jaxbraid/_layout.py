@@ -43,12 +43,23 @@ class Layout(Protocol):
         """How many steps the arrays that a caller holds describe."""
         ...
 
+    def size(self, h: Hierarchy) -> int:
+        """How many slots there are for them: the leading axis of arrays that are padded."""
+        ...
+
     def pad(self, x: Tree, h: Hierarchy) -> Tree:
-        """Entries of steps to entries of all slots: inactive ones repeat the last."""
+        """Entries of steps to entries of slots: inactive ones repeat the last.
+
+        What has an entry for every slot already passes through.
+        """
         ...
 
     def cut(self, x: Tree, h: Hierarchy) -> Tree:
         """The inverse of `pad`."""
+        ...
+
+    def starts(self, x: Tree, h: Hierarchy) -> tuple[Tree, Tree]:
+        """States at points to those where slots start, and the state at the end of time."""
         ...
 
     def active(self, h: Hierarchy) -> jax.Array:
@@ -103,16 +114,21 @@ class MeshLayout:
         """All steps."""
         return h.steps
 
+    def size(self, h: Hierarchy) -> int:
+        """The slots of all devices."""
+        return h.slots
+
     def pad(self, x: Tree, h: Hierarchy) -> Tree:
-        """Entries of steps to entries of all slots: inactive ones repeat the last."""
-        if h.slots == h.steps:
-            return x
-        index = jnp.minimum(jnp.arange(h.slots), h.steps - 1)
-        return jax.tree.map(lambda a: a[index], x)
+        """Entries of steps to entries of slots: inactive ones repeat the last."""
+        return pad_to(h.slots, x)
 
     def cut(self, x: Tree, h: Hierarchy) -> Tree:
         """The inverse of `pad`."""
         return x if h.slots == h.steps else _tree.take(x, slice(0, h.steps))
+
+    def starts(self, x: Tree, h: Hierarchy) -> tuple[Tree, Tree]:
+        """States at points to those where slots start, and the state at the end of time."""
+        return starts_of(h.slots, x)
 
     def active(self, h: Hierarchy) -> jax.Array:
         """Which slots have a step."""
@@ -136,6 +152,27 @@ class Spec:
 
 EVERYWHERE, LAYER, BATCH = Spec(()), Spec(("layer",)), Spec(("batch",))
 LAYER_BATCH = Spec(("layer", "batch"))
+
+
+def pad_to(slots: int, x: Tree) -> Tree:
+    """`x` with leading axis `slots`: the last entry is repeated; zeros where there is none."""
+
+    def one(a: jax.Array) -> jax.Array:
+        n = a.shape[0]
+        if n == slots:
+            return a
+        if n == 0:
+            return jnp.zeros((slots, *a.shape[1:]), a.dtype)
+        return a[jnp.minimum(jnp.arange(slots), n - 1)]
+
+    return jax.tree.map(one, x)
+
+
+def starts_of(slots: int, points: Tree) -> tuple[Tree, Tree]:
+    """States at points, the last that at the end of time, to those where `slots` slots start."""
+    n = jax.tree.leaves(points)[0].shape[0]
+    index = jnp.minimum(jnp.arange(slots), n - 1)
+    return _tree.take(points, index), _tree.take(points, -1)
 
 
 def make_layout(mesh: Any, layer_axis: str, batch_axis: str | None) -> Layout:

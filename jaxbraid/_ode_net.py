@@ -22,7 +22,7 @@ from jaxtyping import Array, PyTree
 from jaxbraid import _check, _tree
 from jaxbraid._forward import Want
 from jaxbraid._layout import Layout, make_layout
-from jaxbraid._options import MGRIT
+from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._problem import Setup
 from jaxbraid._run import Arrays, Output, run
 from jaxbraid._stats import AdjointStats, Solution
@@ -193,7 +193,8 @@ class ParallelODENet:
         """A probe whose gradient is the record of the adjoint solve; see `AdjointStats`."""
         dtype = jnp.result_type(float)
         iters = max(1, self.adjoint.max_iters)
-        own = jax.tree.leaves(self.params)[0].shape[0]
+        setup, layout = self._setup()
+        own = layout.count(setup.hierarchies(layout.devices)[0])
         return AdjointStats(
             jnp.zeros(iters, dtype), jnp.zeros((), dtype), jnp.zeros(own + 1, dtype)
         )
@@ -205,24 +206,28 @@ class ParallelODENet:
         params, args = _check.arrays("params", self.params), _check.arrays("args", self.args)
         if not any(_tree.is_inexact(leaf) for leaf in jax.tree.leaves(x)):
             raise TypeError("x has no real or complex leaf: there is nothing to propagate.")
-        n = self.layers
-        layout = make_layout(self.mesh, self.layer_axis, self.batch_axis)
+        setup, layout = self._setup()
         if layout.batch_axis is not None:
             _check.batch_divides("x", x, layout.parts, layout.batch_axis)
             _check.batch_divides("side", side, layout.parts, layout.batch_axis)
+        h, _ = setup.hierarchies(layout.devices)
+        own = layout.count(h)
+        _check.leading_axis("params", params, own, "the number of layers", layout.size(h))
+        guess = _check.guess(guess, x, own)
+        guess = None if guess is None else layout.starts(guess, h)
+        return run(setup, layout, want, Arrays(None, x, params, args, side, guess), probe)
+
+    def _setup(self) -> tuple[Setup, Layout]:
         setup = Setup(
             tuple(_Layer(f, _extras(f), self.form, self.has_aux) for f in self.f),
-            _LayerClock(self.t_final, n),
-            n,
+            _LayerClock(self.t_final, self.layers),
+            self.layers,
             self.forward,
             self.adjoint,
             self.transfers,
             self.has_aux,
         )
-        own = layout.count(setup.hierarchies(layout.devices)[0])
-        _check.leading_axis("params", params, own, "the number of layers")
-        arrays = Arrays(None, x, params, args, side, _check.guess(guess, x, own))
-        return run(setup, layout, want, arrays, probe)
+        return setup, make_layout(self.mesh, self.layer_axis, self.batch_axis)
 
 
 def parallel_ode_net(
@@ -230,6 +235,7 @@ def parallel_ode_net(
     params: PyTree,
     *,
     args: PyTree | None = None,
+    layers: int | None = None,
     form: Form = "field",
     t_final: float = 1.0,
     forward: MGRIT = FORWARD,
@@ -251,6 +257,9 @@ def parallel_ode_net(
     - `params`: the layers' parameters, a pytree with leading axis N. Leaves that are not real or
         complex (integers, booleans, PRNG keys) are allowed and get no gradient.
     - `args`: parameters that all layers share; differentiated as `params` are.
+    - `layers`: N, where the leading axis of `params` does not say it: where they are padded to
+        equal blocks on the devices (`jaxbraid.distributed.global_layers`), or have no leaves.
+        The padding must hold values that `f` can take; it has no influence and no gradient.
     - `form`: `"field"` (stepped by forward Euler, as a residual network is) or `"step"`.
     - `t_final`: the end of time $T$; a layer's step is $\Delta t = T / N$.
     - `forward`, `adjoint`: how to solve forward and backward. By default 2 and 1 iterations on two
@@ -286,7 +295,10 @@ def parallel_ode_net(
         _check.one_a_level("f", fs, config)
     for one in fs:
         _extras(one)
-    layers = _check.common_leading_axis("params", params, "the number of layers")
+    if layers is None:
+        layers = _check.common_leading_axis("params", params, "the number of layers")
+    else:
+        layers = check_integer("layers", layers, 1)
     make_layout(mesh, layer_axis, batch_axis)
     if isinstance(t_final, Tracer):
         raise TypeError("t_final is traced: must be a number; scale f instead.")

@@ -33,11 +33,11 @@ class Arrays(NamedTuple):
     params: Tree
     args: Tree
     side: Tree
-    guess: Tree | None  # states at the points 1..n
+    guess: tuple[Tree, Tree] | None  # states where slots start, and at the end of time
 
 
 class Output(NamedTuple):
-    """Results on all devices; `states` at the points 0..n-1."""
+    """Results on all devices; `states` at the points 0..n-1 (inside: where slots start)."""
 
     u: Tree
     states: Tree
@@ -71,6 +71,11 @@ def _shard_like(reference: Tree, x: Tree, leading: int = 0) -> Tree:
 
 def _is_zero(ct: Any) -> bool:
     return isinstance(ct, SymbolicZero)
+
+
+def _inexact(x: Tree) -> list[Any]:
+    """The real and complex leaves; of cotangents, those that are not of integers or keys."""
+    return Split.of(x)(x)[0]
 
 
 def _zeros_for(ct: Any) -> Any:
@@ -116,14 +121,21 @@ def _run(
         u0, params, args, side = parts
         return Arrays(times, u0, params, args, side, guess)
 
+    h, _ = setup.hierarchies(layout.devices)
+
     def solve(want: Want, diff: Any, fixed: Any) -> Output:
         out = _forward(setup, layout, want, joined(diff, fixed))
-        states = _shard_like(arrays.u0, out.states, leading=1) if want.states else ()
-        return out._replace(u=_shard_like(arrays.u0, out.u), states=states)
+        return out._replace(u=_shard_like(arrays.u0, out.u))
+
+    def shown(out: Output) -> Output:
+        states = ()
+        if want.states:
+            states = _shard_like(arrays.u0, layout.cut(out.states, h), leading=1)
+        return out._replace(states=states, aux=layout.cut(out.aux, h))
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
-        return solve(want, diff, fixed)
+        return shown(solve(want, diff, fixed))
 
     def forward(diff: Any, probe: Any, fixed: Any) -> tuple[Output, Any]:
         if any(x.perturbed for x in jax.tree.leaves(fixed[0], is_leaf=_is_primal)):
@@ -135,14 +147,11 @@ def _run(
             lambda x: x.value, (diff, probe, fixed), is_leaf=_is_primal
         )
         out = solve(want._replace(states=True, derivative=True), diff, fixed)
-        saved = (diff, fixed, out.states, out.aux if setup.has_aux else ())
-        if not want.states:
-            out = out._replace(states=())
-        return out, (saved, probe)
+        return shown(out), (diff, fixed, out.states, probe)
 
     def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
-        (diff, fixed, states, aux), probe = saved
-        grads, record = _backward(setup, layout, joined(diff, fixed), states, aux, probe, ct)
+        diff, fixed, states, probe = saved
+        grads, record = _backward(setup, layout, joined(diff, fixed), states, probe, ct)
         return _shard_like(diff, grads), record, None
 
     evolve.defvjp(forward, backward, symbolic_zeros=True)
@@ -157,14 +166,13 @@ def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output
         out = solve_forward(setup, want, comm, data, a.guess)
         return out._replace(aux=_mean_over_batch(comm, out.aux))
 
-    params, guess = layout.pad((arrays.params, arrays.guess), h)
+    guess = None if arrays.guess is None else (LAYER_BATCH, BATCH)
     shard = layout.shard(
         block,
-        (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, LAYER_BATCH),),
+        (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, guess),),
         Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE),
     )
-    out = shard(arrays._replace(params=params, guess=guess))
-    return Output(out.u, layout.cut(out.states, h), layout.cut(out.aux, h), out.stats)
+    return Output(*shard(arrays._replace(params=layout.pad(arrays.params, h))))
 
 
 def _mean_over_batch(comm: Comm, aux: Tree) -> Tree:
@@ -181,30 +189,32 @@ def _backward(
     layout: Layout,
     arrays: Arrays,
     states: Tree,
-    aux: Tree,
     probe: AdjointStats | None,
     ct: Output,
 ) -> tuple[Any, Any]:
-    """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe."""
+    """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe.
+
+    `states` are those where the slots start, `ct` is that of what the caller saw.
+    """
     _, h = setup.hierarchies(layout.devices)
-    pick = lambda like, x: Split.of(like)(x)[0]  # noqa: E731
-    last = _zeros_for(pick(arrays.u0, ct.u))
+    last, states_ct, aux_ct = (_inexact(x) for x in (ct.u, ct.states, ct.aux))
+    last = _zeros_for(last)
     source = None
-    if jax.tree.leaves(ct.states) and not _all_zero(pick(states, ct.states)):
-        source = layout.pad(_zeros_for(pick(states, ct.states)), h)
+    if not _all_zero(states_ct):
+        source = layout.pad(_zeros_for(states_ct), h)
         source = _tree.where(layout.active(h), source, _tree.zeros(_tree.shapes(source)))
-    aux_ct = []
-    if setup.has_aux and not _all_zero(pick(aux, ct.aux)):
-        aux_ct = [c / layout.parts for c in _zeros_for(pick(aux, ct.aux))]
+    if _all_zero(aux_ct):
+        aux_ct = []
+    aux_ct = [c / layout.parts for c in _zeros_for(aux_ct)]
 
     def block(
         comm: Comm, a: Arrays, states: Tree, last: Tree, source: Tree, aux_ct: Tree
     ) -> Adjoint:
         data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
-        states = Split.of(states)(states)[0]
+        states = _inexact(states)
         return solve_adjoint(setup, probe is not None, comm, data, states, last, source, aux_ct)
 
-    params, states, aux_ct = layout.pad((arrays.params, states, aux_ct), h)
+    params, aux_ct = layout.pad((arrays.params, aux_ct), h)
     shard = layout.shard(
         block,
         (
@@ -216,8 +226,8 @@ def _backward(
         ),
         Adjoint(BATCH, LAYER, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
     )
-    arrays = arrays._replace(params=params, guess=None)
-    g = shard(arrays, states, last, source, aux_ct)
+    padded = arrays._replace(params=params, guess=None)
+    g = shard(padded, states, last, source, aux_ct)
     record = None
     if probe is not None:
         end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)
@@ -225,4 +235,6 @@ def _backward(
         record = jax.tree.map(
             lambda p, x: x.astype(p.dtype), probe, dataclasses.replace(g.stats, norms=norms)
         )
-    return [g.u0, layout.cut(g.params, h), g.args, g.side], record
+    whole = [x.shape[0] == layout.size(h) for x in _inexact(arrays.params)]  # given in slots
+    dparams = [x if w else layout.cut(x, h) for w, x in zip(whole, g.params, strict=True)]
+    return [g.u0, dparams, g.args, g.side], record

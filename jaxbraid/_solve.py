@@ -119,10 +119,12 @@ def solve(
         has_aux,
     )
     _check.one_a_level("step", steps, config)
-    own = layout.count(setup.hierarchies(layout.devices)[0])
+    h, _ = setup.hierarchies(layout.devices)
+    own = layout.count(h)
     meaning = "the number of steps len(ts) - 1" if own == n else "the number of this rank's steps"
-    _check.leading_axis("params", params, own, meaning)
+    _check.leading_axis("params", params, own, meaning, layout.size(h))
     guess = _check.guess(guess, u0, own)
+    guess = None if guess is None else layout.starts(guess, h)
     want = Want(states=save == "all", stats=True, aux=has_aux)
     out = run(setup, layout, want, Arrays(ts, u0, params, args, None, guess), None)
     us = None

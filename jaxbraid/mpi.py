@@ -26,6 +26,7 @@ from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
 from jaxbraid import _ode_net, _solve, _tree
 from jaxbraid._hierarchy import Hierarchy, build_hierarchies
+from jaxbraid._layout import pad_to, starts_of
 from jaxbraid._ode_net import FORWARD, ParallelODENet, default_adjoint
 from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._stats import Solution
@@ -86,24 +87,26 @@ class Ranks:
         block, rank = h.levels[0].block, self.layers.Get_rank()
         return max(0, min(h.steps, (rank + 1) * block) - rank * block)
 
+    def size(self, h: Hierarchy) -> int:
+        """This rank's slots."""
+        return h.levels[0].block
+
     def pad(self, x: Tree, h: Hierarchy) -> Tree:
         """Entries of this rank's steps to entries of its slots."""
-        own, block = self.count(h), h.levels[0].block
-        if own == block:
-            return x
-        if own == 0:
-            return jax.tree.map(lambda a: jnp.zeros((block, *a.shape[1:]), a.dtype), x)
-        index = jnp.minimum(jnp.arange(block), own - 1)
-        return jax.tree.map(lambda a: a[index], x)
+        return pad_to(self.size(h), x)
 
     def cut(self, x: Tree, h: Hierarchy) -> Tree:
         """The inverse of `pad`."""
         own = self.count(h)
-        return x if own == h.levels[0].block else _tree.take(x, slice(0, own))
+        return x if own == self.size(h) else _tree.take(x, slice(0, own))
+
+    def starts(self, x: Tree, h: Hierarchy) -> tuple[Tree, Tree]:
+        """States at this rank's points to those where its slots start, and that of the end."""
+        return starts_of(self.size(h), x)
 
     def active(self, h: Hierarchy) -> jax.Array:
         """Which of this rank's slots have a step."""
-        return jnp.arange(h.levels[0].block) < self.count(h)
+        return jnp.arange(self.size(h)) < self.count(h)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,16 +206,10 @@ def parallel_ode_net(
     for name in ("mesh", "layer_axis", "batch_axis"):
         if name in options:
             raise TypeError(f"{name}: not for MPI; ranks={ranks} takes its place.")
-    check_integer("layers", layers, 1)
     _agree(ranks, "layers", layers)
     _agree(ranks, "params", _without_leading_axis(params))
     _agree(ranks, "options", str({k: v for k, v in options.items() if k in ("forward", "adjoint")}))
-    if jax.tree.leaves(params) and jnp.shape(jax.tree.leaves(params)[0])[0] == 0:
-        filled = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), params)
-        net = _ode_net.parallel_ode_net(f, filled, mesh=ranks, **options)
-        return dataclasses.replace(net, params=params, layers=layers)
-    net = _ode_net.parallel_ode_net(f, params, mesh=ranks, **options)
-    return dataclasses.replace(net, layers=layers)
+    return _ode_net.parallel_ode_net(f, params, layers=layers, mesh=ranks, **options)
 
 
 def solve(

@@ -92,6 +92,30 @@ def integration(tol: float) -> None:
     assert relative_error(sol.us[:-1], one.us[own]) < 1e-12 if own.stop > own.start else True
 
 
+def guesses() -> None:
+    """States of an earlier solve go on where it stopped, on every number of ranks."""
+    n = 13
+    ts = jnp.linspace(0, 2, n + 1)
+
+    def step(t0, t1, u, p, args):
+        return (u + (t1 - t0) * jnp.sin(t1)) / (1 + t1 - t0)
+
+    for factor in (2, 4):
+        config = MGRIT(levels=2, coarsening=factor, max_iters=1)
+        ranks = jaxbraid.mpi.Ranks.of(WORLD)
+        first = jaxbraid.mpi.solve(step, jnp.ones(2), ts, config=config, ranks=ranks)
+        again = jaxbraid.mpi.solve(
+            step, jnp.ones(2), ts, config=config, ranks=ranks, guess=first.us
+        )
+        np.testing.assert_allclose(
+            again.stats.initial_residual, first.stats.residuals[-1], rtol=1e-10
+        )
+        one = jaxbraid.solve(step, jnp.ones(2), ts, config=config)
+        one = jaxbraid.solve(step, jnp.ones(2), ts, config=config, guess=one.us)
+        assert relative_error(again.u, one.u) < 1e-13
+        np.testing.assert_allclose(again.stats.residuals, one.stats.residuals, rtol=1e-9)
+
+
 def mismatch() -> None:
     """Different sizes on the ranks are an error on all of them, not a hang."""
     ranks = jaxbraid.mpi.Ranks.of(WORLD)
@@ -114,6 +138,7 @@ def main(case: str) -> None:
     elif case == "integration":
         integration(1e-10)
         integration(0.0)
+        guesses()
     elif case == "mismatch":
         mismatch()
     elif case == "fail":

@@ -315,6 +315,38 @@ def test_guesses():
     assert zeros.solve(x).stats.initial_residual > constant.stats.initial_residual
 
 
+@pytest.mark.parametrize("devices", [4, 8])
+def test_parameters_padded_to_equal_blocks(devices):
+    """What stands in the padding has no influence; its gradient is zero."""
+    n, slots = 7, 8
+    w, x = dense_weights(n), jnp.linspace(-1, 1, 6).reshape(2, 3)
+    padded = jnp.concatenate([w, jnp.full((slots - n, 3, 3), 9.0)])
+
+    def net(w, layers=None):
+        return jaxbraid.parallel_ode_net(
+            dense,
+            w,
+            layers=layers,
+            forward=MGRIT(coarsening=2, max_iters=2),
+            mesh=mesh_of(devices),
+            layer_axis="depth",
+        )
+
+    value = jax.value_and_grad(lambda w, *layers: jnp.sum(net(w, *layers)(x) ** 2))
+    (y, g), (y0, g0) = value(padded, n), value(w)
+    assert y == y0 and np.all(g[:n] == g0)
+    assert g.shape == padded.shape and np.all(g[n:] == 0)
+    assert net(padded, n).adjoint_probe().norms.shape == (n + 1,)
+    with pytest.raises(ValueError, match=r"params has shape \(9, 3, 3\).* 7 .*padded.* 8"):
+        net(jnp.zeros((9, 3, 3)), n)(x)
+
+
+def test_layers_without_parameters():
+    x = jnp.ones((2, 3))
+    net = jaxbraid.parallel_ode_net(lambda _, x: -x, None, layers=10, forward=exact_config(10, 4))
+    assert relative_error(net(x), 0.9**10 * x) < 1e-14
+
+
 def test_serial_is_the_same_network():
     w, x = dense_weights(10), jnp.ones((2, 3))
     net = jaxbraid.parallel_ode_net(dense, w, mesh=mesh_of(2, 2), layer_axis="depth")
