@@ -63,11 +63,9 @@ def solve_adjoint(
         lp = p.levels[l]
         n = lp.level.intervals if l == 0 else lp.level.block
         known = _tree.repeat(lp.u0, n)
-        if comm.size == 1:
-            return _tree.zeros(_tree.shapes(known))
-        coarse = p.levels[1].level if l == 0 else lp.level
-        inside = coarse.start(comm.index, h.steps) < h.steps
-        return _tree.where(inside, _tree.zeros(_tree.shapes(known)), known)
+        inside = lp.inside if l == 0 else lp.inputs.active
+        zeros = _tree.zeros(_tree.shapes(known))
+        return zeros if inside is None else _tree.where(inside, zeros, known)
 
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs

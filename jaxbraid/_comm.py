@@ -1,6 +1,7 @@
 """How the blocks of a time axis talk: the small interface that the cycle is written against.
 
-`shift` is all that the cycle itself needs; `sum`, `max` and `broadcast` serve norms and results.
+`shift` is all that the cycle itself needs, and `gather` where a level is to lie on every device;
+`sum`, `max` and `broadcast` serve norms and results.
 Implementations: one device (here), the axes of a JAX mesh (here).
 """
 
@@ -12,6 +13,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxbraid import _tree
 from jaxbraid._tree import Tree
 
 
@@ -26,6 +28,10 @@ class Comm(Protocol):
 
     def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
         """The `x` of the device `hops` places before this one, or `fill` where there is none."""
+        ...
+
+    def gather(self, x: Tree) -> Tree:
+        """The `x` of all devices, along a new leading axis."""
         ...
 
     def sum(self, x: Tree) -> Tree:
@@ -58,6 +64,9 @@ class OneDevice:
 
     def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
         return x if hops == 0 else fill
+
+    def gather(self, x: Tree) -> Tree:
+        return jax.tree.map(lambda a: a[None], x)
 
     def sum(self, x: Tree) -> Tree:
         return x
@@ -98,6 +107,9 @@ class MeshAxes:
         exists = (source >= 0) & (source < self.size)
         moved = jax.lax.ppermute(x, self.axis, pairs)
         return jax.tree.map(lambda a, b: jnp.where(exists, a, b), moved, fill)
+
+    def gather(self, x: Tree) -> Tree:
+        return _tree.on_data(lambda a: jax.lax.all_gather(a, self.axis), x)
 
     def sum(self, x: Tree) -> Tree:
         return jax.lax.psum(x, self.axis) if jax.tree.leaves(x) else x

@@ -49,10 +49,12 @@ class LevelProblem:
     `phi` steps a batch of slots (leading axis) given their `inputs`, whose `active` masks slots
     that pass their state on; `swept` are the same inputs arranged for sweeps of `batch` intervals
     at once. `u0` is the value that the march starts from; `restrict` and `prolong` act on single
-    states, to and from the next level.
+    states, to and from the next level. `comm` is the row of devices that share the level; where the
+    next one lies on every device, `owner` is that level as they share it.
     """
 
     level: Level
+    comm: Comm
     phi: Step
     inputs: Any
     swept: Any
@@ -61,6 +63,8 @@ class LevelProblem:
     restrict: Callable[[Tree], Tree] | None = None
     prolong: Callable[[Tree], Tree] | None = None
     source: Tree | None = None  # g of the original equation, in slots; 0 if None
+    inside: jax.Array | None = None  # which C-points lie within time, None if all
+    owner: Level | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,7 @@ def when(predicate: jax.Array | bool, run: Callable[[], Tree], otherwise: Callab
 def _neighbour(p: Problem, l: int, x: Tree, fill: Tree) -> Tree:
     """`x` of the device that holds the slots just before this one's, in marching order."""
     hop = p.levels[l].level.stride
-    return p.comm.shift(x, -hop if p.reverse else hop, fill)
+    return p.levels[l].comm.shift(x, -hop if p.reverse else hop, fill)
 
 
 def _before(p: Problem, x: Tree, first: Tree) -> Tree:
@@ -149,6 +153,27 @@ def ends_of_intervals(p: Problem, first: Tree, end: Tree) -> Tree:
     return _tree.concatenate([_tree.take(first, slice(1, None)), after])
 
 
+def gather(owner: Level | None, comm: Comm, count: int, x: Tree) -> Tree:
+    """This device's slots to all `count` slots, of a level that `owner` is where it is shared."""
+    return x if owner is None else owner.all_slots(comm.gather(x), count)
+
+
+def hand_down(p: Problem, l: int, x: Tree) -> Tree:
+    """C-point values of level `l` as values of the slots that this device has of level `l + 1`."""
+    lp = p.levels[l]
+    return gather(lp.owner, lp.comm, p.levels[l + 1].level.block, x)
+
+
+def hand_up(p: Problem, l: int, x: Tree) -> Tree:
+    """The inverse of `hand_down`; where it gathers, there are zeros beyond the end of time."""
+    lp = p.levels[l]
+    if lp.owner is None:
+        return x
+    last = p.levels[l + 1].level.block - 1
+    x = _tree.take(x, jnp.minimum(lp.owner.slots(lp.comm.index), last))
+    return masked(lp.inside, x, _tree.zeros(_tree.shapes(x)))
+
+
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
@@ -185,7 +210,7 @@ def starts(p: Problem, l: int, u: Tree) -> Tree:
     if p.reverse:
         before = _neighbour(p, l, _last(p, u), lp.u0)
     else:
-        before = p.comm.shift(_last(p, u), level.group * level.stride, lp.u0)
+        before = lp.comm.shift(_last(p, u), level.group * level.stride, lp.u0)
     return _before(p, u, before)
 
 
@@ -348,9 +373,9 @@ def correct(p: Problem, l: int, u: Tree, w: Tree, kind: str) -> Tree:
     """Solve the FAS equation on level `l + 1` and add the prolonged change to the C-points."""
     restrict, prolong = _batched(p.levels[l].restrict), _batched(p.levels[l].prolong)
     v = restrict(u)
-    b = _tree.add(v, restrict(_tree.sub(w, u)))
+    v, b = hand_down(p, l, (v, _tree.add(v, restrict(_tree.sub(w, u)))))
     change = _tree.sub(visit(p, l + 1, v, Rhs(step_all(p, l + 1, v), b), kind), v)
-    return _tree.add(u, prolong(change))
+    return _tree.add(u, prolong(hand_up(p, l, change)))
 
 
 def _batched(fn: Callable[[Tree], Tree] | None) -> Callable[[Tree], Tree]:
@@ -402,10 +427,10 @@ def coarse_start(p: Problem, guess: Callable[[int], Tree], improve: bool) -> Tre
     """
     v = solve_coarsest(p, guess(p.coarsest), source(p, p.coarsest))
     for l in range(p.coarsest - 1, -1, -1):
-        u = _batched(p.levels[l].prolong)(v)
+        lp = p.levels[l]
         # beyond the end of time (in reverse: before the beginning) nothing is to be approximated
-        known = _tree.repeat(p.levels[l].u0, p.levels[l].level.intervals)
-        u = masked(p.levels[l + 1].inputs.active, u, known)
+        u = _batched(lp.prolong)(hand_up(p, l, v))
+        u = masked(lp.inside, u, _tree.repeat(lp.u0, lp.level.intervals))
         if l == 0:
             return u
         rhs = arranged_rhs(p, l, source(p, l))

@@ -16,12 +16,12 @@ from jaxbraid._cycle import (
     Start,
     Swept,
     arranged_rhs,
+    ends_of_intervals,
     march,
     masked,
     source,
     starts,
     sweep,
-    ends_of_intervals,
     to_owner,
     turn,
 )

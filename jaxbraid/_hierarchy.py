@@ -7,6 +7,7 @@ level is the same stretch of time taken in one step. Level 0 gives each of `D` d
 a device than an interval needs, an interval spans a *group* of `q` devices, and the next level
 has one slot for each group, on the group's first device: its devices lie at a *stride* of `q` times
 this level's. The last slots, beyond the end of time, are inactive: their step is the identity.
+From some level on (`Hierarchy.gathered`) all slots may lie on every device, as they do on one.
 
 Values live in slots too. Marching forward, slot `n` holds the value at point `n + 1` and a
 C-point is the right end of its interval; marching in reverse (the adjoint) slot `n` holds the
@@ -139,30 +140,57 @@ class Level:
             picked = _tree.concatenate([picked, _tree.take(x, slice(-1, None))])
         return picked
 
+    def slots(self, device: jax.Array | int) -> jax.Array:
+        """Numbers of the slots of `device`."""
+        return (device // self.stride) * self.block + jnp.arange(self.block)
+
+    def all_slots(self, rows: Tree, count: int) -> Tree:
+        """The first `count` slots, from those that each device has, `(devices, block, ...)`."""
+
+        def one(a: jax.Array) -> jax.Array:
+            a = a[:: self.stride]
+            return a.reshape(-1, *a.shape[2:])[:count]
+
+        return jax.tree.map(one, rows)
+
     def start(self, device: jax.Array | int, steps: int) -> jax.Array:
         """Finest-level index of the point where each slot of `device` starts, at most `steps`."""
         if self.points is not None:
             return jnp.asarray(self.points[:-1])
-        slot = (device // self.stride) * self.block + jnp.arange(self.block)
-        return jnp.minimum(slot * self.span, steps)
+        return jnp.minimum(self.slots(device) * self.span, steps)
 
     def end(self, device: jax.Array | int, steps: int, clip: bool = True) -> jax.Array:
         """Finest-level index of the point where each slot ends; with `clip` at most `steps`."""
         if self.points is not None:
             return jnp.asarray(self.points[1:])
-        slot = (device // self.stride) * self.block + jnp.arange(self.block)
-        end = (slot + 1) * self.span
+        end = (self.slots(device) + 1) * self.span
         return jnp.minimum(end, steps) if clip else end
 
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchy:
-    """All levels, finest first, over `steps` steps on `devices` devices."""
+    """All levels, finest first, over `steps` steps on `devices` devices.
+
+    From level `gathered` on, every device holds all slots; `owner` is the level as the devices
+    share it before it's gathered.
+    """
 
     steps: int
     devices: int
     levels: tuple[Level, ...]
     last_is_c_point: tuple[bool, ...]  # whether the end of time is a C-point of each level
+    gathered: int | None = None
+    owner: Level | None = None
+
+    def is_gathered(self, level: int) -> bool:
+        """Whether every device holds all slots of `level`."""
+        return self.gathered is not None and level >= self.gathered
+
+    def owned(self, level: int) -> Level:
+        """`level` as the devices share it, if it is not beyond the first gathered one."""
+        if self.owner is not None and level == self.gathered:
+            return self.owner
+        return self.levels[level]
 
     @property
     def slots(self) -> int:
@@ -171,7 +199,9 @@ class Hierarchy:
 
     def has_inactive(self, level: int) -> bool:
         """Whether some slot of `level` lies beyond the end of time."""
-        lv = self.levels[level]
+        if self.gathered is not None and level > self.gathered:
+            return False
+        lv = self.owned(level)
         return lv.points is None and -(-self.devices // lv.stride) * lv.block * lv.span >= (
             self.steps + lv.span
         )
@@ -238,17 +268,38 @@ def build_hierarchies(
     plans = [_factors(config, steps) for config in configs]
     if devices == 1:
         return tuple(_one_device(plan, steps) for plan in plans)
-    factors: list[tuple[int, ...]] = []
+    shared: list[tuple[int, ...]] = []  # factors of the levels that the devices share
     for config, plan in zip(configs, plans, strict=True):
-        regular = tuple(m for m in plan if isinstance(m, int))
-        if len(regular) < len(plan):
+        split = plan[: config.coarse_placement]
+        regular = tuple(m for m in split if isinstance(m, int))
+        if len(regular) < len(split):
             raise ValueError(
-                f"coarsening={config.coarsening}: irregular coarsening needs a layer axis of one "
-                f"device, not {devices}; give factors instead of C-point indices."
+                f"coarsening={config.coarsening}: levels that the {devices} devices of the layer "
+                "axis share must be coarsened by factors; give factors instead of C-point indices, "
+                "or gather the levels that have them (coarse_placement)."
             )
-        factors.append(regular)
-    block = _block_size(factors, -(-steps // devices))
-    return tuple(_many_devices(plan, steps, devices, block) for plan in factors)
+        shared.append(regular)
+    block = _block_size(shared, -(-steps // devices))
+    return tuple(
+        _gather(_many_devices(split, steps, devices, block), plan[len(split) :])
+        if config.coarse_placement is not None and config.coarse_placement <= len(plan)
+        else _many_devices(split, steps, devices, block)
+        for config, plan, split in zip(configs, plans, shared, strict=True)
+    )
+
+
+def _gather(shared: Hierarchy, factors: tuple[int | tuple[int, ...], ...]) -> Hierarchy:
+    """`shared` with its coarsest level on every device, coarsened further by `factors`."""
+    owner = shared.levels[-1]
+    rest = _one_device(factors, shared.steps, owner.span)
+    return Hierarchy(
+        shared.steps,
+        shared.devices,
+        shared.levels[:-1] + rest.levels,
+        shared.last_is_c_point + rest.last_is_c_point,
+        len(shared.levels) - 1,
+        owner,
+    )
 
 
 def _many_devices(factors: tuple[int, ...], steps: int, devices: int, block: int) -> Hierarchy:
@@ -263,12 +314,12 @@ def _many_devices(factors: tuple[int, ...], steps: int, devices: int, block: int
     return Hierarchy(steps, devices, tuple(levels), tuple(last))
 
 
-def _one_device(factors: tuple[int | tuple[int, ...], ...], steps: int) -> Hierarchy:
+def _one_device(factors: tuple[int | tuple[int, ...], ...], steps: int, span: int = 1) -> Hierarchy:
+    """Levels on one device, the first of them with slots of `span` finest steps."""
     levels, last = [], []
     irregular = any(isinstance(m, tuple) for m in factors)
-    points = tuple(range(steps + 1)) if irregular else None
-    real = steps  # the steps between C-points of all finer levels
-    block, span = steps, 1
+    real, block = steps // span, -(-steps // span)  # real: steps between finer levels' C-points
+    points = tuple(min(i * span, steps) for i in range(block + 1)) if irregular else None
     for m in factors:
         if isinstance(m, tuple):
             assert points is not None

@@ -62,6 +62,10 @@ class MGRIT:
     - `batch_intervals`: how many intervals a device steps at once: `"all"`, `"one"`, a number
         (rounded down to a divisor of the intervals), or `"auto"` (measured rule, see
         `docs/performance.md`).
+    - `coarse_placement`: on several devices, the level from which on every device holds all points
+        and computes them itself: one all-gather a visit (and one of the parameters a solve) in
+        place of messages on these levels. `None`: no level; each point lies on one device. These
+        levels may be coarsened irregularly.
     - `adjoint_transfers`: for an adjoint solve with spatial coarsening: `"transpose"` of the
         forward transfers, or the `"forward"` ones.
 
@@ -93,6 +97,7 @@ class MGRIT:
     coarse_solver: CoarseSolver = "serial"
     final_relax: FinalRelax = "F"
     batch_intervals: BatchIntervals = "auto"
+    coarse_placement: int | None = None
     adjoint_transfers: AdjointTransfers = "transpose"
 
     def __post_init__(self) -> None:
@@ -101,6 +106,8 @@ class MGRIT:
         check_integer("min_coarse", self.min_coarse, 1)
         if self.window is not None:
             check_integer("window", self.window, 2)
+        if self.coarse_placement is not None:
+            check_integer("coarse_placement", self.coarse_placement, 1, " or None")
         named = isinstance(self.batch_intervals, str)
         if not named or self.batch_intervals not in ("auto", "all", "one"):
             check_integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")

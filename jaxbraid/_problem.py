@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxbraid import _tree
-from jaxbraid._comm import Comm
-from jaxbraid._cycle import LevelProblem, Problem, Start
+from jaxbraid._comm import Comm, OneDevice
+from jaxbraid._cycle import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
@@ -171,9 +171,30 @@ def interval_batch(config: MGRIT, level: Level, state: Tree) -> int:
 
 
 def _active(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
-    if not h.has_inactive(l):
+    if h.is_gathered(l) or not h.has_inactive(l):
         return None
     return h.levels[l].start(comm.index, h.steps) < h.steps
+
+
+def _row(h: Hierarchy, l: int, comm: Comm) -> Comm:
+    """The devices that share level `l`."""
+    return OneDevice() if h.is_gathered(l) else comm
+
+
+def _owner_of_next(h: Hierarchy, l: int) -> Level | None:
+    return h.owner if h.gathered == l + 1 else None
+
+
+def _inside(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
+    """Which C-points of level `l` lie within time: those that the next level has a step for."""
+    if h.is_gathered(l) or l == len(h.levels) - 1 or not h.has_inactive(l + 1):
+        return None
+    return h.owned(l + 1).start(comm.index, h.steps) < h.steps
+
+
+def _to_next(h: Hierarchy, l: int, comm: Comm, x: Tree) -> Tree:
+    """Entries of the C-points of level `l`, as every device holds those of level `l + 1`."""
+    return gather(_owner_of_next(h, l), comm, h.levels[l + 1].block, x)
 
 
 def _arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
@@ -195,8 +216,9 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
     space = Space.of(setup, data.u0, len(h.levels))
     levels, params = [], data.params
     for l, level in enumerate(h.levels):
+        row = _row(h, l, comm)
         time = setup.clock(
-            data.times, level.start(comm.index, h.steps), level.end(comm.index, h.steps)
+            data.times, level.start(row.index, h.steps), level.end(row.index, h.steps)
         )
         inputs = Inputs(time, params, _active(h, l, comm))
 
@@ -208,6 +230,7 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         levels.append(
             LevelProblem(
                 level,
+                row,
                 phi,
                 inputs,
                 _arrange_inputs(level, inputs, batch, False),
@@ -215,9 +238,12 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
                 batch,
                 None if coarsest else space.restrict(setup, l),
                 None if coarsest else space.prolong(setup, l),
+                inside=_inside(h, l, comm),
+                owner=_owner_of_next(h, l),
             )
         )
-        params = level.first_slots(params)
+        if not coarsest:
+            params = _to_next(h, l, comm, level.first_slots(params))
     norm = config.norm
     if norm is not None:
         norm = _norm_of_state(norm, space)
@@ -248,8 +274,9 @@ def adjoint_problem(
     space = Space.of(setup, data.u0, len(h.levels))
     levels, params = [], data.params
     for l, level in enumerate(h.levels):
+        row = _row(h, l, comm)
         time = setup.clock(
-            data.times, level.start(comm.index, h.steps), level.end(comm.index, h.steps)
+            data.times, level.start(row.index, h.steps), level.end(row.index, h.steps)
         )
         inputs = Inputs(time, params, _active(h, l, comm), states, aux_ct if l == 0 else ())
 
@@ -261,7 +288,20 @@ def adjoint_problem(
             restrict, prolong = _adjoint_transfers(setup, space, l)
         batch = interval_batch(config, level, last)
         swept = _arrange_inputs(level, inputs, batch, True)
-        lp = LevelProblem(level, phi, inputs, swept, last, batch, restrict, prolong, source)
+        lp = LevelProblem(
+            level,
+            row,
+            phi,
+            inputs,
+            swept,
+            last,
+            batch,
+            restrict,
+            prolong,
+            source,
+            _inside(h, l, comm),
+            _owner_of_next(h, l),
+        )
         levels.append(lp)
         if l == len(h.levels) - 1:
             break
@@ -273,8 +313,9 @@ def adjoint_problem(
         if restrict is not None:
             last = restrict(last)
         if source is not None:
-            source = interval_sums(comm, lp, source)
+            source = interval_sums(lp, source)
             source = source if restrict is None else jax.vmap(restrict)(source)
+        params, states, source = _to_next(h, l, comm, (params, states, source))
     start: Start = "coarse" if config.skip_first_down else "guess"
     if config.nested_iteration and not config.skip_first_down:
         start = "nested"
@@ -317,7 +358,7 @@ def _adjoint_transfers(setup: Setup, space: Space, l: int):
     return adjoint.restrict, lambda v: adjoint.prolong(v, fine)
 
 
-def interval_sums(comm: Comm, lp: LevelProblem, x: Tree) -> Tree:
+def interval_sums(lp: LevelProblem, x: Tree) -> Tree:
     """Sums of slot values over each interval, on the device of its first slot."""
     level = lp.level
     arranged = level.arrange(x, lp.batch, True)
@@ -329,14 +370,14 @@ def interval_sums(comm: Comm, lp: LevelProblem, x: Tree) -> Tree:
     part = sums
     nothing = _tree.zeros(_tree.shapes(sums))
     for _ in range(level.group - 1):
-        part = comm.shift(part, -level.stride, nothing)
+        part = lp.comm.shift(part, -level.stride, nothing)
         sums = _tree.add(sums, part)
     return sums
 
 
 def counted(h: Hierarchy, p: Problem) -> jax.Array:
     """Which C-points of level 0 are unknowns that norms count."""
-    level, coarse = h.levels[0], h.levels[1]
+    level, coarse = h.levels[0], h.owned(1)
     if h.devices == 1:
         counts = level.intervals - (not p.reverse and not h.last_is_c_point[0])
         return jnp.arange(level.intervals) < counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,6 +65,17 @@ def is_inexact(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     dtype = jnp.result_type(leaf) if dtype is None else dtype
     return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def on_data(fn: Callable[[jax.Array], jax.Array], x: Tree) -> Tree:
+    """`fn` of each leaf; of a PRNG key, `fn` of the numbers in it."""
+
+    def one(a: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            return fn(a)
+        return jax.random.wrap_key_data(fn(jax.random.key_data(a)), impl=jax.random.key_impl(a))
+
+    return jax.tree.map(one, x)
 
 
 @dataclasses.dataclass(frozen=True)

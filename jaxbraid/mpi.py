@@ -28,7 +28,7 @@ from jaxbraid import _ode_net, _solve, _tree
 from jaxbraid._hierarchy import Hierarchy, build_hierarchies
 from jaxbraid._layout import pad_to, starts_of
 from jaxbraid._ode_net import FORWARD, ParallelODENet, default_adjoint
-from jaxbraid._options import MGRIT, check_integer
+from jaxbraid._options import MGRIT
 from jaxbraid._stats import Solution
 from jaxbraid._tree import Tree
 
@@ -129,22 +129,30 @@ class _RankComm:
         source, dest = self.index - hops, self.index + hops
         has_source, has_dest = 0 <= source < self.size, 0 <= dest < self.size
 
-        def one(a: jax.Array, b: jax.Array) -> jax.Array:
-            moved = mpi4jax.sendrecv(
+        def exchange(a: jax.Array) -> jax.Array:
+            return mpi4jax.sendrecv(
                 a,
                 a,
                 source=source if has_source else MPI.PROC_NULL,
                 dest=dest if has_dest else MPI.PROC_NULL,
                 comm=self.ranks.layers,
             )
-            return moved if has_source else b
 
-        return jax.tree.map(one, x, fill)
+        moved = _move(exchange, x)
+        return moved if has_source else fill
+
+    def gather(self, x: Tree) -> Tree:
+        return _move(lambda a: mpi4jax.allgather(a, comm=self.ranks.layers), x)
 
     def _all(self, x: Tree, op: MPI.Op, comm: MPI.Comm) -> Tree:
         if comm.Get_size() == 1:
             return x
-        return jax.tree.map(lambda a: mpi4jax.allreduce(a, op=op, comm=comm), x)
+
+        def reduce(a: jax.Array) -> jax.Array:
+            wide = a.astype(jnp.float32) if _is_half(a) else a
+            return mpi4jax.allreduce(wide, op=op, comm=comm).astype(a.dtype)
+
+        return jax.tree.map(reduce, x)
 
     def sum(self, x: Tree) -> Tree:
         return self._all(x, MPI.SUM, self.ranks.layers)
@@ -155,13 +163,29 @@ class _RankComm:
     def broadcast(self, x: Tree, source: int) -> Tree:
         if self.size == 1:
             return x
-        return jax.tree.map(lambda a: mpi4jax.bcast(a, source, comm=self.ranks.layers), x)
+        return _move(lambda a: mpi4jax.bcast(a, source, comm=self.ranks.layers), x)
 
     def batch_sum(self, x: Tree) -> Tree:
         return self._all(x, MPI.SUM, self.ranks.batch)
 
     def batch_size(self) -> int:
         return self.ranks.parts
+
+
+def _is_half(a: jax.Array) -> bool:
+    return jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize == 2
+
+
+def _move(fn: Callable[[jax.Array], jax.Array], x: Tree) -> Tree:
+    """`fn`, which only moves data, of all leaves; MPI has no type for half precision."""
+
+    def one(a: jax.Array) -> jax.Array:
+        if not _is_half(a):
+            return fn(a)
+        bits = fn(jax.lax.bitcast_convert_type(a, jnp.uint16))
+        return jax.lax.bitcast_convert_type(bits, a.dtype)
+
+    return _tree.on_data(one, x)
 
 
 def _agree(ranks: Ranks, name: str, value: Any) -> None:

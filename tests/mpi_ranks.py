@@ -24,7 +24,7 @@ from mpi4py import MPI
 import jaxbraid
 import jaxbraid.mpi
 from jaxbraid import MGRIT
-from nets import field, relative_error, tree_net
+from nets import dense, dense_weights, field, relative_error, tree_net
 
 WORLD = MPI.COMM_WORLD
 
@@ -33,10 +33,24 @@ def loss(y):
     return jnp.sum(y["a"] ** 2) + jnp.sum(jnp.cos(y["s"]))
 
 
-def network(layers: int, batch: int, levels: int, factor: int, cycle: str, iters: int) -> None:
+def network(
+    layers: int,
+    batch: int,
+    levels: int,
+    factor: int,
+    cycle: str,
+    iters: int,
+    placement: int | None = None,
+) -> None:
     """Output, gradients and both residual histories of a network equal those of one device."""
     params, args, x = tree_net(layers)
-    config = MGRIT(levels=levels, coarsening=factor, cycle=cycle, max_iters=iters)
+    config = MGRIT(
+        levels=levels,
+        coarsening=factor,
+        cycle=cycle,
+        max_iters=iters,
+        coarse_placement=placement,
+    )
     ranks = jaxbraid.mpi.Ranks.of(WORLD, batch=batch)
     own = ranks.own_layers(layers, config)
     part = ranks.batch.Get_rank()
@@ -116,6 +130,29 @@ def guesses() -> None:
         np.testing.assert_allclose(again.stats.residuals, one.stats.residuals, rtol=1e-9)
 
 
+def half_precision() -> None:
+    """bfloat16, for which MPI has no type."""
+    w, x = dense_weights(8, dtype=jnp.bfloat16), jnp.ones((2, 3), jnp.bfloat16)
+    ranks = jaxbraid.mpi.Ranks.of(WORLD)
+    config = MGRIT(coarsening=2, max_iters=1)
+    own = ranks.own_layers(8, config)
+
+    def value(w, make):
+        return jnp.sum(make(w)(x) ** 2)
+
+    def ranked(w):
+        return jaxbraid.mpi.parallel_ode_net(dense, w, layers=8, ranks=ranks, forward=config)
+
+    def single(w):
+        return jaxbraid.parallel_ode_net(dense, w, forward=config)
+
+    y, g = jax.value_and_grad(value)(w[own], ranked)
+    y0, g0 = jax.value_and_grad(value)(w, single)
+    assert g.dtype == jnp.bfloat16
+    assert abs(y - y0) < 0.02 * abs(y0)
+    np.testing.assert_allclose(*(x.astype(float) for x in (g, g0[own])), atol=0.02 * jnp.max(g0))
+
+
 def mismatch() -> None:
     """Different sizes on the ranks are an error on all of them, not a hang."""
     ranks = jaxbraid.mpi.Ranks.of(WORLD)
@@ -133,12 +170,14 @@ def main(case: str) -> None:
     if case == "network":  # blocks of equal size, and fewer layers than ranks
         network(16, 1, 2, 4, "V", 2)
         network(2, 1, 2, 2, "V", 1)
+        network(13, 1, 3, 2, "V", 2, placement=1)
     elif case == "uneven":  # no block divides the layers; a batch axis where the ranks allow it
         network(7, 2 if size % 2 == 0 else 1, 3, 2, "V", 2)
     elif case == "integration":
         integration(1e-10)
         integration(0.0)
         guesses()
+        half_precision()
     elif case == "mismatch":
         mismatch()
     elif case == "fail":

@@ -274,7 +274,7 @@ def test_one_factor_for_all_levels_makes_as_many_as_fit(factor):
 
 def test_irregular_coarsening_on_several_devices():
     config = MGRIT(coarsening=([0, 3, 8],))
-    message = r"coarsening=\(\(0, 3, 8\),\): irregular coarsening needs .* one device, not 2"
+    message = r"coarsening=\(\(0, 3, 8\),\): levels that the 2 devices .* share must be"
     refuse_solve(ValueError, message, mesh=mesh_of(2), layer_axis="depth", config=config)
 
 

@@ -80,10 +80,10 @@ def one_device_histories():
     return {nu: histories((1, 1), nu) for nu in (0, 1)}
 
 
-def histories(mesh, nu):
+def histories(mesh, nu, **options):
     """Output, residuals and gradients after two iterations, which leave visible errors."""
     params, args, x = tree_net(33)
-    config = MGRIT(levels=3, coarsening=2, max_iters=2, cf_relax=nu)
+    config = MGRIT(**({"levels": 3, "coarsening": 2, "max_iters": 2, "cf_relax": nu} | options))
 
     def run(params, args, x, probe):
         net = jaxbraid.parallel_ode_net(
@@ -111,6 +111,25 @@ def test_inexact_results_do_not_depend_on_the_devices(one_device_histories, mesh
     expected = one_device_histories[nu]
     assert relative_error(histories(mesh, nu), expected) < 1e-12
     assert expected[1][-1] > 1e-6  # else nothing inexact was compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ((4, 2), {"coarse_placement": 1}),
+        ((3, 1), {"coarse_placement": 2, "cycle": "F"}),
+        ((8, 1), {"coarse_placement": 1, "cycle": "W", "coarsening": (4, 2)}),
+        ((8, 1), {"coarse_placement": 1, "coarsening": (8, 2), "max_iters": 1}),  # 2 devices each
+        ((4, 1), {"coarse_placement": 1, "coarsening": (4, (0, 1, 3, 4, 7))}),  # irregular
+        ((4, 1), {"coarse_placement": 1, "window": 3}),
+        ((4, 1), {"coarse_placement": 3}),  # a level that there is not
+    ],
+)
+def test_levels_on_every_device_change_nothing(mesh, options):
+    expected = histories((1, 1), 1, **options)
+    assert relative_error(histories(mesh, 1, **options), expected) < 1e-12
+    assert expected[1][-1] > 1e-9
 
 
 def test_errors_fall_with_each_iteration():
@@ -183,9 +202,13 @@ def test_second_use_does_not_retrace():
     assert first > 0 and len(traces) == first
 
 
-def test_leaves_without_derivatives():
+@pytest.mark.parametrize("placement", [None, 1])
+@pytest.mark.parametrize("mesh", [None, (4, 1)])
+def test_leaves_without_derivatives(mesh, placement):
     """Integers, booleans and PRNG keys in params, args, side and x; the rest is differentiated."""
     n, batch = 9, 4
+    config = exact_config(n, 4, coarse_placement=placement)
+    where = {} if mesh is None else {"mesh": mesh_of(*mesh), "layer_axis": "depth"}
     params = {
         "w": dense_weights(n),
         "scale": jnp.arange(1, n + 1),
@@ -208,7 +231,7 @@ def test_leaves_without_derivatives():
         a, s = args | {"shift": diff[1]}, side | {"weight": diff[2]}
         state = x | {"h": diff[3]}
         if parallel:
-            net = jaxbraid.parallel_ode_net(f, p, args=a, forward=exact_config(n, 4))
+            net = jaxbraid.parallel_ode_net(f, p, args=a, forward=config, **where)
             return jnp.sum(net(state, side=s)["h"] ** 2)
         h, _ = jax.lax.scan(
             lambda h, p: (h + f(p, x | {"h": h}, a, s)["h"] / n, None), state["h"], p
