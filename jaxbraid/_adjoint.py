@@ -12,21 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxbraid import _tree
+from jaxbraid._adjoint_problem import adjoint_problem
 from jaxbraid._comm import Comm
 from jaxbraid._cycle import Rhs, apply_rhs, masked
 from jaxbraid._forward import relaxed_solution
 from jaxbraid._iterate import squares
-from jaxbraid._problem import (
-    Data,
-    Inputs,
-    Setup,
-    Shared,
-    adjoint_problem,
-    cotangents,
-    with_aux,
-)
+from jaxbraid._problem import Data, Inputs, Setup
 from jaxbraid._stats import AdjointStats
-from jaxbraid._tree import Split, Tree
+from jaxbraid._tree import Tree
 
 
 class Adjoint(NamedTuple):
@@ -45,18 +38,17 @@ def solve_adjoint(
     want_stats: bool,
     comm: Comm,
     data: Data,
-    states: Tree,
+    saved: tuple[Tree, ...],
     last: list[Any],
     source: list[Any] | None,
     aux_ct: list[Any],
 ) -> Adjoint:
-    """Gradients from `last` = dL/du_N, `source` = dL/du_n in slots, and the cotangents of aux."""
+    """Gradients from `last` = dL/du_N, `source` = dL/du_n in slots, and the cotangents of aux.
+
+    For `saved` see `adjoint_problem`.
+    """
     _, h = setup.hierarchies(comm.size)
-    p, space = adjoint_problem(setup, data, comm, states, last, source, aux_ct)
-    split_params, split_args = Split.of(data.params), Split.of(data.shared.args)
-    split_side = Split.of(data.shared.side)
-    args, fixed_args = split_args(data.shared.args)
-    side, fixed_side = split_side(data.shared.side)
+    p, pullback = adjoint_problem(setup, data, comm, saved, last, source, aux_ct)
 
     def initial(l: int) -> Tree:
         # C-points beyond the end of time already have their value, that of the end
@@ -69,22 +61,11 @@ def solve_adjoint(
 
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs
-        params, fixed = split_params(x.params)
-
-        def step(u: Tree, params: list[Any], args: list[Any], side: list[Any]) -> Tree:
-            shared = Shared(split_args.join(args, fixed_args), split_side.join(side, fixed_side))
-            here = x._replace(params=split_params.join(params, fixed))
-            return with_aux(setup, space, shared, 0, here, u)
-
-        _, vjp = jax.vjp(step, x.state, params, args, side)
-        ct = cotangents(0, x, adjoint)
-        if x.active is not None:
-            ct = _tree.where(x.active, ct, _tree.zeros(_tree.shapes(ct)))
-        value, dparams, dargs, dside = vjp(ct)
+        value, dparams, dargs, dside = pullback.full(x, adjoint)
         value = masked(x.active, apply_rhs(value, rhs), adjoint)
         return value, (dparams, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
 
-    zero = _tree.zeros(_tree.shapes((args, side)))
+    zero = _tree.zeros(_tree.shapes((pullback.args[0], pullback.side[0])))
     done, swept, stats = relaxed_solution(p, h, initial, body, zero, want_stats)
     dparams, norms = h.levels[0].flatten(swept.outputs, True)
     dargs, dside = swept.total

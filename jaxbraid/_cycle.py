@@ -65,6 +65,7 @@ class LevelProblem:
     source: Tree | None = None  # g of the original equation, in slots; 0 if None
     inside: jax.Array | None = None  # which C-points lie within time, None if all
     owner: Level | None = None
+    expand: Callable[[Any], Any] | None = None  # the inputs of some intervals, as they are stepped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Problem:
 class Swept(NamedTuple):
     """Values at the ends of the intervals, what the sweep wrote out, and what it summed up."""
 
+    starts: Tree  # (intervals, ...): what this device stepped its intervals, or parts, from
     ends: Tree  # (intervals, ...), on the device where each interval ends
     outputs: Tree
     total: Tree
@@ -240,7 +242,10 @@ def march(
         return (u, _tree.add(total, summands)), out
 
     def group(total: Tree, x: tuple[Tree, Any]) -> tuple[Tree, tuple[Tree, Tree]]:
-        (end, total), out = lax.scan(step, (x[0], total), x[1], reverse=p.reverse)
+        start, xs = x
+        if lp.expand is not None:
+            xs = (lp.expand(xs[0]), *xs[1:])
+        (end, total), out = lax.scan(step, (start, total), xs, reverse=p.reverse)
         return total, (end, out)
 
     def run(start: Tree) -> Swept:
@@ -251,7 +256,8 @@ def march(
             end, out = jax.tree.map(lambda a: a[None], (end, out))
         else:
             sum_, (end, out) = lax.scan(group, total, (grouped, xs), reverse=p.reverse)
-        return Swept(jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), end), out, sum_)
+        end = jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), end)
+        return Swept(start, end, out, sum_)
 
     def idle() -> Swept:
         return _tree.zeros(jax.eval_shape(run, start))
@@ -306,20 +312,23 @@ def all_points(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
     return level.flatten(jax.tree.map(close, out, u), p.reverse)
 
 
+def map_slots(fn: Callable[[Any], Tree], size: int, xs: Any) -> Tree:
+    """`fn`, which takes a batch, of all slots, `size` of them at once."""
+    block = jax.tree.leaves(xs)[0].shape[0]
+    if size == block:
+        return fn(xs)
+    xs = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), xs)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), lax.map(fn, xs))
+
+
 def step_all(p: Problem, l: int, v: Tree) -> Tree:
     """`Phi(v_{i-1})` of all slots of level `l` at once (as many as `batch` allows)."""
     lp, level = p.levels[l], p.levels[l].level
     before = _before(p, v, _neighbour(p, l, _last(p, v), lp.u0))
 
     def run() -> Tree:
-        limit = level.block if lp.batch == level.intervals else lp.batch
-        size = _tree.largest_divisor(level.block, limit)
-        if size == level.block:
-            out = lp.phi(lp.inputs, before)
-        else:
-            xs = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), (lp.inputs, before))
-            out = lax.map(lambda x: lp.phi(*x), xs)
-            out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+        size = level.slots_at_once(lp.batch)
+        out = map_slots(lambda x: lp.phi(*x), size, (lp.inputs, before))
         return masked(lp.inputs.active, out, before)
 
     return when(_takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))

@@ -27,6 +27,7 @@ from jaxbraid._cycle import (
 )
 from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._iterate import all_finite, iterate, make_stats
+from jaxbraid._options import SavedStates
 from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
@@ -38,7 +39,7 @@ class Want(NamedTuple):
     states: bool
     stats: bool
     aux: bool
-    derivative: bool = False  # whether this is the forward pass of a derivative
+    save: SavedStates | None = None  # for the adjoint solve, where this is its forward pass
 
 
 class Forward(NamedTuple):
@@ -48,6 +49,7 @@ class Forward(NamedTuple):
     states: Tree
     aux: Tree
     stats: Any  # Stats, if asked for
+    saved: Tree  # states for the adjoint solve, if asked for; see `adjoint_problem`
 
 
 def solve_forward(
@@ -63,7 +65,7 @@ def solve_forward(
     else:
         start = "nested" if config.nested_iteration else "guess"
     p, space = forward_problem(setup, data, comm, start)
-    check_steps(setup, space, p.levels, data.shared, want.derivative)
+    check_steps(setup, space, p.levels, data.shared, want.save is not None)
 
     def initial(l: int) -> Tree:
         lp = p.levels[l]
@@ -73,10 +75,12 @@ def solve_forward(
             return ends_of_intervals(p, lp.level.first_slots(starts), end)
         return _tree.repeat(_tree.zeros(_tree.shapes(lp.u0)), n)
 
+    keep_all = want.states or want.save == "all"
+
     def body(u: Tree, xs: tuple[Inputs, None]) -> tuple[Tree, Any]:
         x, _ = xs
         value, aux = forward_step(setup, space, 0, x, u, data.shared)
-        return masked(x.active, value, u), (u if want.states else (), aux if want.aux else ())
+        return masked(x.active, value, u), (u if keep_all else (), aux if want.aux else ())
 
     done, swept, stats = relaxed_solution(p, h, initial, body, None, want.stats)
     states, aux = h.levels[0].flatten(swept.outputs, False)
@@ -84,11 +88,19 @@ def solve_forward(
     if stats is not None:  # the norms do not see what lies behind the last C-point
         finite = stats.finite & all_finite(p, u)
         stats = dataclasses.replace(stats, finite=finite, converged=stats.converged & finite)
-    if want.states:
-        if p.coarsest > 0 and config.final_relax == "FC":
-            states = _with_c_points(p, states, to_owner(p, 0, swept.ends))
-        states = jax.vmap(lambda s: space.join(0, s))(states)
-    return Forward(space.join(0, u), states, aux, stats)
+    first_closed = None
+    if p.coarsest > 0 and config.final_relax == "FC":
+        first_closed = _starts_closed(p, swept.starts, to_owner(p, 0, swept.ends))
+    join = jax.vmap(lambda s: space.join(0, s))
+    saved = ()
+    if want.save == "coarse":
+        saved = (join(swept.starts), *([] if first_closed is None else [join(first_closed)]))
+    if keep_all:
+        if first_closed is not None:
+            states = h.levels[0].replace_first(states, first_closed)
+        states = join(states)
+        saved = (states,) if want.save == "all" else saved
+    return Forward(space.join(0, u), states if want.states else (), aux, stats, saved)
 
 
 def relaxed_solution(
@@ -137,10 +149,8 @@ def _final(p: Problem, h: Hierarchy, u: Tree, swept: Swept) -> Tree:
     return p.comm.broadcast(_tree.take(swept.ends, k), device)
 
 
-def _with_c_points(p: Problem, states: Tree, w: Tree) -> Tree:
-    """The states in slots, with the values `w` at the C-points."""
+def _starts_closed(p: Problem, first: Tree, w: Tree) -> Tree:
+    """The states that intervals (or parts of one) start from, with `w` at the C-points."""
     level = p.levels[0].level
-    replaced = level.replace_first(states, starts(p, 0, w))
-    if level.group == 1:
-        return replaced
-    return _tree.where(turn(p, level) == 0, replaced, states)
+    closed = starts(p, 0, w)
+    return closed if level.group == 1 else _tree.where(turn(p, level) == 0, closed, first)

@@ -58,6 +58,10 @@ class Level:
             return len(self.bounds) - 1
         return -(-self.block // self.length)
 
+    def slots_at_once(self, batch: int) -> int:
+        """How many slots to step at once where all can be, when `batch` intervals are."""
+        return _tree.largest_divisor(self.block, self.block if batch == self.intervals else batch)
+
     def padded(self) -> bool:
         """Whether an arrangement has places without a slot."""
         return self.bounds is not None or self.block % self.length != 0

@@ -19,6 +19,8 @@ CoarseSolver = Literal["serial", "relax"]
 FinalRelax = Literal["F", "FC", "FCF"]
 BatchIntervals = Literal["auto", "all", "one"] | int
 AdjointTransfers = Literal["transpose", "forward"]
+Linearization = Literal["recompute", "keep"]
+SavedStates = Literal["all", "coarse"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,16 @@ class MGRIT:
         levels may be coarsened irregularly.
     - `adjoint_transfers`: for an adjoint solve with spatial coarsening: `"transpose"` of the
         forward transfers, or the `"forward"` ones.
+    - `linearization`: for an adjoint solve: `"recompute"` evaluates a step whenever its vjp is
+        taken; `"keep"` linearises every step once, all at the same time, and holds what the vjps
+        need: fewer evaluations, but the memory of all steps' intermediate values.
+    - `remat`: with `linearization="keep"`, which intermediate values are held: a policy of
+        `jax.checkpoint_policies`; the others are computed again. `None` holds all.
+    - `saved_states`: which states the forward pass keeps for the adjoint solve: `"all"`, or
+        `"coarse"`, the C-points of the finest level, from which every adjoint sweep recomputes
+        the others, for `batch_intervals` intervals at once. (After `final_relax="FC"` they are
+        kept twice, before and after it. An adjoint solve with other C-points, or one that keeps
+        linearisations, recomputes all states at its beginning.)
 
     **Raises**
 
@@ -99,6 +111,9 @@ class MGRIT:
     batch_intervals: BatchIntervals = "auto"
     coarse_placement: int | None = None
     adjoint_transfers: AdjointTransfers = "transpose"
+    linearization: Linearization = "recompute"
+    remat: Callable[..., Any] | None = None
+    saved_states: SavedStates = "all"
 
     def __post_init__(self) -> None:
         check_integer("levels", self.levels, 1)
@@ -117,6 +132,12 @@ class MGRIT:
         _choice("coarse_solver", self.coarse_solver, ("serial", "relax"))
         _choice("final_relax", self.final_relax, ("F", "FC", "FCF"))
         _choice("adjoint_transfers", self.adjoint_transfers, ("transpose", "forward"))
+        _choice("linearization", self.linearization, ("recompute", "keep"))
+        _choice("saved_states", self.saved_states, ("all", "coarse"))
+        if self.remat is not None and not callable(self.remat):
+            raise TypeError(f"remat={self.remat!r}: must be None or a jax.checkpoint policy.")
+        if self.remat is not None and self.linearization != "keep":
+            raise ValueError("remat needs linearization='keep': otherwise nothing is held.")
         for name in ("nested_iteration", "skip_first_down"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise TypeError(f"{name}={getattr(self, name)!r}: must be True or False.")

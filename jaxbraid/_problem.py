@@ -1,9 +1,4 @@
-r"""From a user's step and data to the equations of all levels, forward and adjoint.
-
-The *forward* problem marches the state, $u_{n+1} = \Phi_n(u_n)$; the *adjoint* marches in reverse,
-$\lambda_n = (\partial\Phi_n/\partial u)^T \lambda_{n+1} + g_n$, where $g_n$ is the derivative
-of the loss with respect to $u_n$; on level $l$ its propagator is the vjp of the forward $\Phi_l$ at
-the states of that level's points. Both are given to the same cycle.
+r"""From a user's step and data to the forward equations of all levels, $u_{n+1} = \Phi_n(u_n)$.
 
 States are pytrees; leaves that are not real or complex numbers (integers, booleans, PRNG keys) are
 constants of the motion, kept out of the arithmetic.
@@ -24,7 +19,7 @@ from jaxbraid._cycle import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
-from jaxbraid.transfers import Transfer, transpose
+from jaxbraid.transfers import Transfer
 
 AUTO_BATCH_ELEMENTS = 8192  # on CPU, larger states are stepped one interval after another
 
@@ -51,6 +46,7 @@ class Inputs(NamedTuple):
     active: jax.Array | None  # None where every slot is active
     state: Tree = ()  # adjoint: the forward state where the slot starts
     aux_ct: Tree = ()  # adjoint, level 0: cotangents of the auxiliary output
+    vjp: Tree = ()  # adjoint: the step's linearisation, if it is kept
 
 
 class Shared(NamedTuple):
@@ -146,16 +142,16 @@ def batched(fn: Callable[..., Tree]) -> Callable[..., Tree]:
     return run
 
 
-def forward_step(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
-    """A batch of steps of `level`: states without constants -> (next states, auxiliary output)."""
+def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
+    """A step of `level`: state without constants -> (next state, auxiliary output)."""
     step = setup.step(level)
-    split = space.split[level]
+    out, aux = step(x.time, space.join(level, u), x.params, shared.args, shared.side)
+    return space.split[level](out)[0], aux
 
-    def one(x: Inputs, u: Tree) -> tuple[Tree, Tree]:
-        out, aux = step(x.time, space.join(level, u), x.params, shared.args, shared.side)
-        return split(out)[0], aux
 
-    return batched(one)(x, u)
+def forward_step(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
+    """A batch of steps of `level`."""
+    return batched(lambda x, u: forward_one(setup, space, level, x, u, shared))(x, u)
 
 
 def interval_batch(config: MGRIT, level: Level, state: Tree) -> int:
@@ -170,34 +166,43 @@ def interval_batch(config: MGRIT, level: Level, state: Tree) -> int:
     return level.intervals if limit == "all" else _tree.largest_divisor(level.intervals, int(limit))
 
 
-def _active(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
+def active_slots(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
     if h.is_gathered(l) or not h.has_inactive(l):
         return None
     return h.levels[l].start(comm.index, h.steps) < h.steps
 
 
-def _row(h: Hierarchy, l: int, comm: Comm) -> Comm:
+def row_of(h: Hierarchy, l: int, comm: Comm) -> Comm:
     """The devices that share level `l`."""
     return OneDevice() if h.is_gathered(l) else comm
 
 
-def _owner_of_next(h: Hierarchy, l: int) -> Level | None:
+def owner_of_next(h: Hierarchy, l: int) -> Level | None:
     return h.owner if h.gathered == l + 1 else None
 
 
-def _inside(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
+def within_time(h: Hierarchy, l: int, comm: Comm) -> jax.Array | None:
     """Which C-points of level `l` lie within time: those that the next level has a step for."""
     if h.is_gathered(l) or l == len(h.levels) - 1 or not h.has_inactive(l + 1):
         return None
     return h.owned(l + 1).start(comm.index, h.steps) < h.steps
 
 
-def _to_next(h: Hierarchy, l: int, comm: Comm, x: Tree) -> Tree:
+def to_next(h: Hierarchy, l: int, comm: Comm, x: Tree) -> Tree:
     """Entries of the C-points of level `l`, as every device holds those of level `l + 1`."""
-    return gather(_owner_of_next(h, l), comm, h.levels[l + 1].block, x)
+    return gather(owner_of_next(h, l), comm, h.levels[l + 1].block, x)
 
 
-def _arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
+def level_inputs(
+    setup: Setup, data: Data, h: Hierarchy, l: int, comm: Comm, params: Tree
+) -> Inputs:
+    """What the steps of this device's slots of level `l` depend on besides states."""
+    level, device = h.levels[l], row_of(h, l, comm).index
+    time = setup.clock(data.times, level.start(device, h.steps), level.end(device, h.steps))
+    return Inputs(time, params, active_slots(h, l, comm))
+
+
+def arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
     """The inputs in places; places without a slot are inactive."""
     active = inputs.active
     arranged = level.arrange(inputs._replace(active=None), batch, reverse)
@@ -216,11 +221,7 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
     space = Space.of(setup, data.u0, len(h.levels))
     levels, params = [], data.params
     for l, level in enumerate(h.levels):
-        row = _row(h, l, comm)
-        time = setup.clock(
-            data.times, level.start(row.index, h.steps), level.end(row.index, h.steps)
-        )
-        inputs = Inputs(time, params, _active(h, l, comm))
+        inputs = level_inputs(setup, data, h, l, comm, params)
 
         def phi(x: Inputs, u: Tree, l: int = l) -> Tree:
             return forward_step(setup, space, l, x, u, data.shared)[0]
@@ -230,149 +231,28 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         levels.append(
             LevelProblem(
                 level,
-                row,
+                row_of(h, l, comm),
                 phi,
                 inputs,
-                _arrange_inputs(level, inputs, batch, False),
+                arrange_inputs(level, inputs, batch, False),
                 space.first[l],
                 batch,
                 None if coarsest else space.restrict(setup, l),
                 None if coarsest else space.prolong(setup, l),
-                inside=_inside(h, l, comm),
-                owner=_owner_of_next(h, l),
+                inside=within_time(h, l, comm),
+                owner=owner_of_next(h, l),
             )
         )
         if not coarsest:
-            params = _to_next(h, l, comm, level.first_slots(params))
+            params = to_next(h, l, comm, level.first_slots(params))
     norm = config.norm
     if norm is not None:
-        norm = _norm_of_state(norm, space)
+        norm = norm_of_state(norm, space)
     return Problem(tuple(levels), config, comm, start, norm), space
 
 
-def _norm_of_state(norm: Callable[[Tree], jax.Array], space: Space) -> Callable[[Tree], jax.Array]:
+def norm_of_state(norm: Callable[[Tree], jax.Array], space: Space) -> Callable[[Tree], jax.Array]:
     return lambda u: norm(space.join(0, u))
-
-
-def adjoint_problem(
-    setup: Setup,
-    data: Data,
-    comm: Comm,
-    states: Tree,
-    last: Tree,
-    source: Tree | None,
-    aux_ct: Tree,
-) -> tuple[Problem, Space]:
-    """The adjoint equations of all levels on this device.
-
-    `states` are the forward states where the slots of level 0 start, `last` is the derivative of
-    the loss w.r.t. the final state, `source` those w.r.t. the other states (slots), `aux_ct` those
-    w.r.t. the auxiliary output.
-    """
-    config = setup.adjoint
-    _, h = setup.hierarchies(comm.size)
-    space = Space.of(setup, data.u0, len(h.levels))
-    levels, params = [], data.params
-    for l, level in enumerate(h.levels):
-        row = _row(h, l, comm)
-        time = setup.clock(
-            data.times, level.start(row.index, h.steps), level.end(row.index, h.steps)
-        )
-        inputs = Inputs(time, params, _active(h, l, comm), states, aux_ct if l == 0 else ())
-
-        def phi(x: Inputs, adjoint: Tree, l: int = l) -> Tree:
-            return adjoint_step(setup, space, data.shared, l, x, adjoint)
-
-        restrict = prolong = None
-        if l < len(h.levels) - 1 and setup.transfer(l) is not None:
-            restrict, prolong = _adjoint_transfers(setup, space, l)
-        batch = interval_batch(config, level, last)
-        swept = _arrange_inputs(level, inputs, batch, True)
-        lp = LevelProblem(
-            level,
-            row,
-            phi,
-            inputs,
-            swept,
-            last,
-            batch,
-            restrict,
-            prolong,
-            source,
-            _inside(h, l, comm),
-            _owner_of_next(h, l),
-        )
-        levels.append(lp)
-        if l == len(h.levels) - 1:
-            break
-        params = level.first_slots(params)
-        states = level.first_slots(states)
-        to_coarse = space.restrict(setup, l)
-        if to_coarse is not None:
-            states = jax.vmap(to_coarse)(states)
-        if restrict is not None:
-            last = restrict(last)
-        if source is not None:
-            source = interval_sums(lp, source)
-            source = source if restrict is None else jax.vmap(restrict)(source)
-        params, states, source = _to_next(h, l, comm, (params, states, source))
-    start: Start = "coarse" if config.skip_first_down else "guess"
-    if config.nested_iteration and not config.skip_first_down:
-        start = "nested"
-    norm = config.norm
-    if norm is not None:
-        norm = _norm_of_state(norm, space)
-    return Problem(tuple(levels), config, comm, start, norm, reverse=True), space
-
-
-def adjoint_step(
-    setup: Setup, space: Space, shared: Shared, l: int, x: Inputs, adjoint: Tree
-) -> Tree:
-    """A batch of adjoint steps of level `l`: the vjp of its forward steps at their states."""
-    _, vjp = jax.vjp(lambda u: with_aux(setup, space, shared, l, x, u), x.state)
-    return vjp(cotangents(l, x, adjoint))[0]
-
-
-def with_aux(setup: Setup, space: Space, shared: Shared, l: int, x: Inputs, u: Tree) -> Tree:
-    """The outputs of a batch of steps that a loss may depend on: states and, on level 0, aux."""
-    value, aux = forward_step(setup, space, l, x, u, shared)
-    if l > 0 or not jax.tree.leaves(x.aux_ct):
-        return value
-    return value, Split.of(aux)(aux)[0]
-
-
-def cotangents(l: int, x: Inputs, adjoint: Tree) -> Tree:
-    if l > 0 or not jax.tree.leaves(x.aux_ct):
-        return adjoint
-    return adjoint, x.aux_ct
-
-
-def _adjoint_transfers(setup: Setup, space: Space, l: int):
-    """`(restrict, prolong)` of the adjoint: P^T and R^T, or on request R and P."""
-    restrict, prolong = space.restrict(setup, l), space.prolong(setup, l)
-    assert restrict is not None and prolong is not None
-    if setup.adjoint.adjoint_transfers == "forward":
-        return restrict, prolong
-    fine = _tree.shapes(space.first[l])
-    adjoint = transpose(Transfer(restrict, prolong), fine)
-    return adjoint.restrict, lambda v: adjoint.prolong(v, fine)
-
-
-def interval_sums(lp: LevelProblem, x: Tree) -> Tree:
-    """Sums of slot values over each interval, on the device of its first slot."""
-    level = lp.level
-    arranged = level.arrange(x, lp.batch, True)
-    if level.padded():
-        arranged = _tree.where(
-            level.occupied(lp.batch, True), arranged, _tree.zeros(_tree.shapes(arranged))
-        )
-    sums = jax.tree.map(lambda a: a.sum(1).reshape(-1, *a.shape[3:]), arranged)
-    part = sums
-    nothing = _tree.zeros(_tree.shapes(sums))
-    for _ in range(level.group - 1):
-        part = lp.comm.shift(part, -level.stride, nothing)
-        sums = _tree.add(sums, part)
-    return sums
 
 
 def counted(h: Hierarchy, p: Problem) -> jax.Array:

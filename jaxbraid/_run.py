@@ -37,12 +37,16 @@ class Arrays(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Results on all devices; `states` at the points 0..n-1 (inside: where slots start)."""
+    """Results on all devices; `states` at the points 0..n-1 (inside: where slots start).
+
+    `saved` are the states that the adjoint solve asks for, where they lie.
+    """
 
     u: Tree
     states: Tree
     aux: Tree
     stats: Stats | None
+    saved: Tree = ()
 
 
 def _is_primal(x: Any) -> bool:
@@ -131,7 +135,7 @@ def _run(
         states = ()
         if want.states:
             states = _shard_like(arrays.u0, layout.cut(out.states, h), leading=1)
-        return out._replace(states=states, aux=layout.cut(out.aux, h))
+        return out._replace(states=states, aux=layout.cut(out.aux, h), saved=())
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
@@ -146,12 +150,12 @@ def _run(
         diff, probe, fixed = jax.tree.map(
             lambda x: x.value, (diff, probe, fixed), is_leaf=_is_primal
         )
-        out = solve(want._replace(states=True, derivative=True), diff, fixed)
-        return shown(out), (diff, fixed, out.states, probe)
+        out = solve(want._replace(save=setup.adjoint.saved_states), diff, fixed)
+        return shown(out), (diff, fixed, out.saved, probe)
 
     def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
-        diff, fixed, states, probe = saved
-        grads, record = _backward(setup, layout, joined(diff, fixed), states, probe, ct)
+        diff, fixed, saved_states, probe = saved
+        grads, record = _backward(setup, layout, joined(diff, fixed), saved_states, probe, ct)
         return _shard_like(diff, grads), record, None
 
     evolve.defvjp(forward, backward, symbolic_zeros=True)
@@ -166,11 +170,11 @@ def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output
         out = solve_forward(setup, want, comm, data, a.guess)
         return out._replace(aux=_mean_over_batch(comm, out.aux))
 
-    guess = None if arrays.guess is None else (LAYER_BATCH, BATCH)
+    guess: Any = None if arrays.guess is None else (LAYER_BATCH, BATCH)
     shard = layout.shard(
         block,
         (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, guess),),
-        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE),
+        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER_BATCH),
     )
     return Output(*shard(arrays._replace(params=layout.pad(arrays.params, h))))
 
@@ -188,13 +192,13 @@ def _backward(
     setup: Setup,
     layout: Layout,
     arrays: Arrays,
-    states: Tree,
+    saved: Tree,
     probe: AdjointStats | None,
     ct: Output,
 ) -> tuple[Any, Any]:
     """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe.
 
-    `states` are those where the slots start, `ct` is that of what the caller saw.
+    `saved` are the states that the forward pass kept, `ct` is that of what the caller saw.
     """
     _, h = setup.hierarchies(layout.devices)
     last, states_ct, aux_ct = (_inexact(x) for x in (ct.u, ct.states, ct.aux))
@@ -208,17 +212,17 @@ def _backward(
     aux_ct = [c / layout.parts for c in _zeros_for(aux_ct)]
 
     def block(
-        comm: Comm, a: Arrays, states: Tree, last: Tree, source: Tree, aux_ct: Tree
+        comm: Comm, a: Arrays, saved: Tree, last: Tree, source: Tree, aux_ct: Tree
     ) -> Adjoint:
         data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
-        states = _inexact(states)
-        return solve_adjoint(setup, probe is not None, comm, data, states, last, source, aux_ct)
+        saved = tuple(_inexact(s) for s in saved)
+        return solve_adjoint(setup, probe is not None, comm, data, saved, last, source, aux_ct)
 
     params, aux_ct = layout.pad((arrays.params, aux_ct), h)
     shard = layout.shard(
         block,
         (
-            Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, EVERYWHERE),
+            Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, None),
             LAYER_BATCH,
             BATCH,
             LAYER_BATCH,
@@ -226,8 +230,7 @@ def _backward(
         ),
         Adjoint(BATCH, LAYER, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
     )
-    padded = arrays._replace(params=params, guess=None)
-    g = shard(padded, states, last, source, aux_ct)
+    g = shard(arrays._replace(params=params, guess=None), saved, last, source, aux_ct)
     record = None
     if probe is not None:
         end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)

@@ -338,6 +338,64 @@ def test_guesses():
     assert zeros.solve(x).stats.initial_residual > constant.stats.initial_residual
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ((1, 1), {"linearization": "keep"}),
+        ((1, 1), {"saved_states": "coarse", "coarsening": ((0, 2, 5, 9, 20, 31, 33), 2)}),
+        ((4, 2), {"linearization": "keep", "saved_states": "coarse", "coarse_placement": 2}),
+        ((8, 1), {"saved_states": "coarse", "coarsening": (8, 2), "max_iters": 1}),  # groups
+        ((3, 1), {"saved_states": "coarse", "levels": 1}),
+        (
+            (3, 1),
+            {"linearization": "keep", "remat": jax.checkpoint_policies.dots_saveable},
+        ),
+    ],
+)
+def test_memory_options_change_nothing(mesh, options):
+    names = ("linearization", "saved_states", "remat", "coarse_placement")
+    plain = {k: v for k, v in options.items() if k not in names}
+    assert relative_error(histories(mesh, 1, **options), histories((1, 1), 1, **plain)) < 1e-12
+
+
+@pytest.mark.parametrize("final", ["F", "FC", "FCF"])
+@pytest.mark.parametrize(("mesh", "factor"), [(1, 4), (1, 5), (4, 8), (8, 4)])
+def test_saved_c_points_give_the_same_gradient(final, mesh, factor):
+    """Of an inexact solve, too; whatever C-points the adjoint has, however intervals lie."""
+    w, x = dense_weights(16), jnp.linspace(-1, 1, 6).reshape(2, 3)
+    forward = MGRIT(coarsening=4, max_iters=1, final_relax=final)
+
+    @jax.grad
+    def gradient(w, mesh, saved):
+        adjoint = MGRIT(coarsening=factor, max_iters=1, saved_states=saved)
+        net = jaxbraid.parallel_ode_net(
+            dense, w, forward=forward, adjoint=adjoint, mesh=mesh_of(mesh), layer_axis="depth"
+        )
+        return jnp.sum(net(x) ** 2)
+
+    assert relative_error(gradient(w, mesh, "coarse"), gradient(w, 1, "all")) < 1e-12
+
+
+def test_kept_linearizations_hold_shared_arguments_once():
+    """What all steps share is not repeated for each of them."""
+    n, width = 64, 32
+    a = jax.random.normal(jax.random.key(0), (width, width)) / width
+    x = jnp.ones((2, width))
+
+    def f(p, x, args):
+        return p * jnp.tanh(x @ args)
+
+    config = MGRIT(coarsening=8, max_iters=1, linearization="keep")
+
+    def loss(a, p):
+        return jnp.sum(jaxbraid.parallel_ode_net(f, p, args=a, forward=config)(x) ** 2)
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(a, jnp.ones(n)).compile()
+    matrices = n * a.nbytes  # if each step held its own
+    assert compiled.memory_analysis().temp_size_in_bytes < matrices / 2
+
+
 @pytest.mark.parametrize("devices", [4, 8])
 def test_parameters_padded_to_equal_blocks(devices):
     """What stands in the padding has no influence; its gradient is zero."""

@@ -81,6 +81,7 @@ def counting_step(counts):
         return u + dt * jnp.sin(u)
 
     def forward(dt, u):
+        jax.debug.callback(tell("linearization"), dt)
         return u + dt * jnp.sin(u), (dt, u)
 
     def backward(saved, ct):
@@ -123,6 +124,50 @@ def test_evaluations_of_the_step(levels, nu, direction):
         expected.append(iters * (k + visit) + visit)
         expected.append(iters * 2 * k // m + 3 * k // m)
     assert got == expected
+
+
+@pytest.mark.parametrize("batch", ["all", "one"])
+def test_evaluations_with_kept_linearizations_and_saved_c_points(batch):
+    """Kept: each step of each level is linearised once. C-points: m - 1 steps an interval a sweep.
+
+    The numbers stay the same.
+    """
+    n, m, iters, nu = 64, 4, 3, 1
+    ts = jnp.linspace(0, 1, n + 1)
+    grads, counts = {}, {}
+
+    def run(name, **options):
+        counts[name] = collections.Counter()
+        config = MGRIT(
+            levels=3, coarsening=m, max_iters=iters, cf_relax=nu, batch_intervals=batch, **options
+        )
+        step = counting_step(counts[name])
+        grads[name] = jax.grad(lambda u: jnp.sum(jaxbraid.solve(step, u, ts, config=config).us))(
+            jnp.float64(1.0)
+        )
+        jax.effects_barrier()
+
+    run("plain")
+    run("kept", linearization="keep")
+    run("saved", saved_states="coarse")
+    run("both", linearization="keep", saved_states="coarse")
+    run("remat", linearization="keep", remat=jax.checkpoint_policies.nothing_saveable)
+
+    def count(name, kind):
+        return [counts[name][kind, round(1e6 / n * m**l)] for l in range(3)]
+
+    slots = [n, n // m, n // m**2]
+    assert count("plain", "linearization") == count("plain", "vjp")
+    assert count("kept", "linearization") == count("both", "linearization") == slots
+    assert count("remat", "linearization")[0] > n
+    extra = np.subtract(count("saved", "step"), count("plain", "step"))
+    sweeps = iters * (1 + nu) + 1
+    assert list(extra) == [sweeps * (n - n // m), 0, 0]
+    extra = np.subtract(count("both", "step"), count("plain", "step"))
+    assert list(extra) == [n - n // m, 0, 0]
+    for name, gradient in grads.items():
+        assert count(name, "vjp") == count("plain", "vjp")
+        assert relative_error(gradient, grads["plain"]) < 1e-14
 
 
 def test_program_size_does_not_grow():
