@@ -369,7 +369,7 @@ def launch(options):
                 elif code is not None:
                     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "failed"
                     sys.exit(
-                        f"process {i} of {n} {how}: ending the others; --resume goes on from it."
+                        f"process {i} of {n} {how}: ending the others; go on with --resume"
                     )
     finally:
         for process in running.values():
@@ -407,7 +407,7 @@ def run_on_ranks(options):
         world.Abort(1)  # or the other ranks would wait for this one
 
 
-def parse_options():
+def parse_options(arguments=None):
     def positive(text):
         if int(text) < 1:
             raise ValueError
@@ -444,7 +444,7 @@ def parse_options():
     parser.add_argument("--float32", action="store_true", help="single precision")
     parser.add_argument("--mpi", action="store_true", help="MPI ranks instead of jax.distributed")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     parts = options.mesh[1] if options.mesh else 1
     if options.batch % parts or TESTS % parts:
         parser.error(f"--mesh: its batch axis must divide --batch {options.batch} and {TESTS}")

@@ -14,8 +14,10 @@ in one process, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,11 @@ def initialize(
     arguments itself (Open MPI 5 and other MPIs: if mpi4py is installed); elsewhere give the first
     three. Where there is only one process, and after the first call, nothing happens.
 
+    If one process dies, all end: those that wait for a message from it by an error of the network,
+    the others when it has not been heard of for a while. A process that ends with an exception
+    leaves at once, without the exit functions of Python: JAX's would wait for the other processes,
+    which wait for this one.
+
     **Arguments**
 
     - `coordinator_address`: `"host:port"` of process 0, the same for all processes.
@@ -94,6 +101,17 @@ def initialize(
         ranks = max(int(os.environ.get(name, 1)) for name in MPI_SIZES)
         if ranks > 1:
             _initialize_by_mpi4py(ranks, options)
+    if jax.distributed.is_initialized():
+        sys.excepthook = functools.partial(_leave, sys.excepthook)
+
+
+def _leave(report: Callable[..., Any], *error: Any) -> None:
+    try:
+        report(*error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
 
 
 def _initialize_by_mpi4py(ranks: int, options: dict[str, Any]) -> None:
