@@ -128,9 +128,10 @@ def train(place, options, console):
         began = time.perf_counter()
         batches = place.batch(shuffled_batches(data, options, epoch), axis=1)
         weights, kept, loss = one_epoch(state["weights"], state["optimizer"], *batches)
+        loss = float(loss)  # waits: MPI ranks have one conversation at a time
         accuracy = int(right(weights, *place.batch(test))) / len(test[0])
         log = np.copy(state["log"])
-        log[epoch - 1] = float(loss), accuracy, time.perf_counter() - began
+        log[epoch - 1] = loss, accuracy, time.perf_counter() - began
         state = {"weights": weights, "optimizer": kept, "log": log}
         place.save(folder / f"epoch-{epoch:04}", state)
         if place.first:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -291,7 +292,7 @@ def global_layers(
     def leaf(i: int) -> jax.Array:
         first = flat[own[0]][i]
 
-        def block(index: tuple[slice, ...]) -> np.ndarray:
+        def block(index: Any) -> np.ndarray:
             slots = range(*index[0].indices(h.slots))
             return np.stack([flat[min(n, h.steps - 1)][i] for n in slots])
 
@@ -306,9 +307,9 @@ def _one_layer(make: Callable[[int], PyTree], n: int) -> PyTree:
         where = f"make({n}){jax.tree_util.keystr(path)}"
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int, complex, bool)):
             raise TypeError(f"{where} is a {type(leaf).__name__}: must be an array.")
-        if jax.dtypes.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             raise TypeError(f"{where} is a PRNG key: give its jax.random.key_data.")
-        return np.asarray(leaf, jax.numpy.result_type(leaf))
+        return np.asarray(leaf, jnp.result_type(leaf))
 
     return jax.tree_util.tree_map_with_path(array, make(n))
 
@@ -380,7 +381,7 @@ def shard_batch(
             )
         if own_part:
             return jax.make_array_from_process_local_data(sharding, np.asarray(a))
-        a = np.asarray(a, jax.numpy.result_type(a))
+        a = np.asarray(a, jnp.result_type(a))
         return jax.make_array_from_callback(shape, sharding, lambda index: a[index])
 
     return jax.tree_util.tree_map_with_path(one, x)
@@ -493,7 +494,7 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
 def _check_restorable(where: str, saved: Any, leaf: Any, about: dict[str, Any]) -> None:
     """That a leaf of `like` has the saved shape, or the same layers in another number of slots."""
     shape, wanted = tuple(saved.shape), tuple(np.shape(leaf))
-    dtype = jax.numpy.result_type(leaf)
+    dtype = jnp.result_type(leaf)
     if np.dtype(saved.dtype) != dtype:
         raise ValueError(f"like: {where} has dtype {dtype}, but {saved.dtype} was saved.")
     if shape == wanted:

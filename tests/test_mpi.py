@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import digits_runs
 
 SCRIPT = Path(__file__).with_name("mpi_ranks.py")
 MISSING = [
@@ -29,11 +34,15 @@ needed = pytest.mark.skipif(
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, needed]
 
 
-def run(ranks: int, case: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int) -> tuple[str, ...]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return "mpirun", *root, "--oversubscribe", "-n", str(ranks)
+
+
+def run(ranks: int, case: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.run(
-        ["mpirun", *root, "--oversubscribe", "-n", str(ranks), sys.executable, SCRIPT, case],
+        [*mpirun(ranks), sys.executable, SCRIPT, case],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -63,3 +72,43 @@ def test_a_failing_rank_ends_the_run_with_its_message():
     done = run(2, "fail", timeout=120)
     assert done.returncode != 0
     assert "this rank fails on purpose" in done.stderr
+
+
+def same_weights(got, want):
+    assert got.keys() == want.keys()
+    for name, a in want.items():
+        assert a.dtype == np.float64
+        assert np.max(np.abs(got[name] - a)) <= 1e-10 * np.max(np.abs(a)), name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, ["--mpi"]),
+        (4, ["--mpi", "--mesh=2x2"]),
+        (2, []),  # jax.distributed, started by mpirun
+    ],
+)
+def test_ranks_train_to_the_weights_of_one_process(tmp_path, ranks, options):
+    """Seven layers: two ranks have unequal numbers of them."""
+    alone = digits_runs.run_here(tmp_path / "one", "--layers=7")
+    several = digits_runs.run(tmp_path / "ranks", "--layers=7", *options, launcher=mpirun(ranks))
+    same_weights(several, alone)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
+def test_killed_ranks_end_the_run_which_others_resume(tmp_path):
+    options = "--layers=7", "--epochs=20", "--mpi"
+    out = tmp_path / "ranks"
+    process = digits_runs.start(out, *options, launcher=mpirun(2))
+    deadline = time.monotonic() + 120
+    while not (out / "checkpoints/epoch-0002").is_dir():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0 and not (out / "weights.npz").exists()
+    # four ranks have blocks of two layers, two have blocks of four
+    resumed = digits_runs.run(out, *options, "--resume", launcher=mpirun(4))
+    same_weights(resumed, digits_runs.run_here(tmp_path / "one", "--layers=7", "--epochs=20"))
