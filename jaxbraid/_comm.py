@@ -122,7 +122,7 @@ class MeshAxes:
         return self.sum(jax.tree.map(lambda a: jnp.where(here, a, jnp.zeros_like(a)), x))
 
     def batch_sum(self, x: Tree) -> Tree:
-        if self.batch_axis is None or not jax.tree.leaves(x):
+        if self.parts == 1 or not jax.tree.leaves(x):
             return x
         return jax.lax.psum(x, self.batch_axis)
 

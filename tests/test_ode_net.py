@@ -377,6 +377,31 @@ def test_saved_c_points_give_the_same_gradient(final, mesh, factor):
     assert relative_error(gradient(w, mesh, "coarse"), gradient(w, 1, "all")) < 1e-12
 
 
+@pytest.mark.slow
+def test_memory_of_a_device_falls_with_their_number():
+    """Arguments, results and temporaries of the gradient, by the compiler's account."""
+    n, width = 256, 32
+
+    def total(devices):
+        mesh = mesh_of(devices)
+        config = MGRIT(levels=4, coarsening=4, max_iters=2)
+
+        def loss(w, x):
+            net = jaxbraid.parallel_ode_net(dense, w, forward=config, mesh=mesh, layer_axis="depth")
+            return jnp.sum(net(x) ** 2)
+
+        def array(shape, *axes):
+            sharding = jax.NamedSharding(mesh, jax.P(*axes))
+            return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+        arrays = array((n, width, width), "depth"), array((16, width))
+        analysis = jax.jit(jax.value_and_grad(loss)).lower(*arrays).compile().memory_analysis()
+        parts = ("argument", "output", "temp")
+        return sum(getattr(analysis, f"{part}_size_in_bytes") for part in parts)
+
+    assert total(8) < 0.2 * total(1)
+
+
 def test_kept_linearizations_hold_shared_arguments_once():
     """What all steps share is not repeated for each of them."""
     n, width = 64, 32
