@@ -189,9 +189,8 @@ class OnMesh:
 
     @property
     def name(self):
-        return (
-            f"{jax.process_count()} processes, mesh {'x'.join(map(str, self.mesh.shape.values()))}"
-        )
+        where = "{} x {} devices".format(*self.mesh.devices.shape)
+        return where if jax.process_count() == 1 else f"{jax.process_count()} processes, {where}"
 
     @property
     def first(self):
@@ -251,7 +250,7 @@ class OnRanks:
 
     @property
     def name(self):
-        return f"{self.world.size} MPI ranks, {self.ranks.devices}x{self.ranks.parts}"
+        return f"{self.ranks.devices} x {self.ranks.parts} MPI ranks"
 
     @property
     def first(self):
@@ -369,9 +368,7 @@ def launch(options):
                     del running[i]
                 elif code is not None:
                     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "failed"
-                    sys.exit(
-                        f"process {i} of {n} {how}: ending the others; go on with --resume"
-                    )
+                    sys.exit(f"process {i} of {n} {how}: ending the others; go on with --resume")
     finally:
         for process in running.values():
             process.kill()

@@ -19,7 +19,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -409,7 +408,8 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
 
     **Arguments**
 
-    - `path`: a folder that does not exist yet, in a file system that all processes share.
+    - `path`: a folder that does not exist yet, in a file system (or store, `gs://...`) that all
+        processes share.
     - `tree`: any pytree of arrays (parameters, optimizer state, ...). Where there are several
         processes, its JAX arrays must be global (see `replicate`).
     - `layers`: the number of layers, if the tree holds leaves with slots after the last one
@@ -420,8 +420,7 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
     `ImportError` without Orbax, `FileExistsError` if there is such a path, `ValueError` naming a
     leaf that is not global.
     """
-    ocp = _orbax()
-    path = Path(path).absolute()
+    ocp, path = _orbax(path)
     slotted = []
     for where, leaf in _named_leaves(tree):
         if _is_split(leaf) and layers is not None and leaf.shape[0] > layers:
@@ -457,8 +456,7 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     `ImportError` without Orbax, `FileNotFoundError` if there is no checkpoint, `ValueError` naming
     the leaf if `like` does not describe what was saved.
     """
-    ocp = _orbax()
-    path = Path(path).absolute()
+    ocp, path = _orbax(path)
     if not path.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: there is no checkpoint.")
     handler = ocp.CompositeCheckpointHandler(
@@ -532,11 +530,14 @@ def _check_mesh(mesh: Any) -> None:
         raise TypeError(f"mesh={mesh!r}: must be a jax.sharding.Mesh.")
 
 
-def _orbax() -> Any:
+def _orbax(path: str | os.PathLike[str]) -> tuple[Any, Any]:
+    """Orbax, and the path as it takes it: absolute, unless it names a store such as `gs://`."""
     try:
         import orbax.checkpoint as ocp
+        from etils import epath
     except ImportError as e:
         raise ImportError(
             "save and restore need Orbax: pip install orbax-checkpoint (or 'jaxbraid[examples]')."
         ) from e
-    return ocp
+    text = os.fspath(path)
+    return ocp, epath.Path(text if "://" in text else os.path.abspath(text))

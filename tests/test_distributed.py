@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import digits_runs
@@ -51,10 +51,10 @@ def test_space_has_the_nearest_devices():
 def fake_devices(slices: int, each: int):
     return [
         types.SimpleNamespace(
-            id=each * s + i, slice_index=s, process_index=s, platform="gpu", device_kind="none"
+            id=slices * i + s, slice_index=s, process_index=s, platform="gpu", device_kind="none"
         )
         for i in range(each)
-        for s in range(slices)  # in an order that would alternate between slices
+        for s in range(slices)  # neighbours by number lie on different hosts
     ]
 
 
@@ -220,6 +220,10 @@ def test_checkpoints_are_not_mistaken(tmp_path):
     distributed.save(tmp_path / "c", old, layers=7)
     with pytest.raises(ValueError, match=r"layers has shape \(4, 2\), but \(8, 2\) was saved"):
         distributed.restore(tmp_path / "c", state_on(4, layers=4))
+    split = NamedSharding(distributed.make_mesh(4), P("layer"))
+    longer = old | {"params": old["params"] | {"end": jax.device_put(jnp.zeros(8), split)}}
+    with pytest.raises(ValueError, match=r"params/end has shape \(8,\), but \(3,\) was saved"):
+        distributed.restore(tmp_path / "c", longer)
     longer = old | {"params": old["params"] | {"end": jnp.zeros(9)}}
     with pytest.raises(ValueError, match=r"params/end has shape \(9,\), but \(3,\) was saved"):
         distributed.restore(tmp_path / "c", longer)
