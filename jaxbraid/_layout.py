@@ -35,6 +35,10 @@ class Layout(Protocol):
         """Name of the axis that splits arrays along the batch, if any does."""
         ...
 
+    def agree(self, name: str, x: Tree) -> None:
+        """Raises `ValueError` if blocks of layers were given arrays of different shapes."""
+        ...
+
     def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
         """`fn(comm, ...)` on all devices. Specs are made of `EVERYWHERE`, `LAYER`, `BATCH`, ..."""
         ...
@@ -84,6 +88,9 @@ class MeshLayout:
         if self.mesh is None or self.batch_axis is None:
             return 1
         return self.mesh.shape[self.batch_axis]
+
+    def agree(self, name: str, x: Tree) -> None:
+        """Arrays on a mesh are the same for all of it."""
 
     def comm(self) -> Comm:
         if self.mesh is None:

@@ -210,6 +210,8 @@ class ParallelODENet:
         if layout.batch_axis is not None:
             _check.batch_divides("x", x, layout.parts, layout.batch_axis)
             _check.batch_divides("side", side, layout.parts, layout.batch_axis)
+        for name, given in (("x", x), ("side", side), ("args", args)):
+            layout.agree(name, given)
         h, _ = setup.hierarchies(layout.devices)
         own = layout.count(h)
         _check.leading_axis("params", params, own, "the number of layers", layout.size(h))

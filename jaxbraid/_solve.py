@@ -119,6 +119,8 @@ def solve(
         has_aux,
     )
     _check.one_a_level("step", steps, config)
+    layout.agree("u0", u0)
+    layout.agree("args", args)
     h, _ = setup.hierarchies(layout.devices)
     own = layout.count(h)
     meaning = "the number of steps len(ts) - 1" if own == n else "the number of this rank's steps"

@@ -7,13 +7,15 @@
 
 Every rank runs the same program; messages pass in its order, inside `jit`, through mpi4jax
 (D. Häfner, F. Vicentini: mpi4jax: zero-copy MPI communication of JAX arrays. JOSS 6(65), 2021).
-Start the program with `mpirun -n ...`.
+Start the program with `mpirun -n ...`. Once there are `Ranks`, an exception that nobody catches on
+one of them ends the program on all.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +33,21 @@ from jaxbraid._ode_net import FORWARD, ParallelODENet, default_adjoint
 from jaxbraid._options import MGRIT
 from jaxbraid._stats import Solution
 from jaxbraid._tree import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Abort:
+    """What happens to an exception that nobody catches: other ranks would wait for this one."""
+
+    report: Callable[..., Any]
+
+    def __call__(self, *error: Any) -> None:
+        try:
+            self.report(*error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            MPI.COMM_WORLD.Abort(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +69,8 @@ class Ranks:
         if not isinstance(batch, (int, np.integer)) or batch < 1 or size % batch:
             raise ValueError(f"batch={batch!r}: must be an integer that divides the {size} ranks.")
         row, part = divmod(rank, int(batch))
+        if size > 1 and not isinstance(sys.excepthook, _Abort):
+            sys.excepthook = _Abort(sys.excepthook)
         return cls(world.Split(part, rank), world.Split(row, rank))
 
     @property
@@ -77,6 +96,11 @@ class Ranks:
         return _RankComm(self).batch_sum(x)
 
     # -- the layout of data, as the engine asks for it --------------------------------------------
+
+    def agree(self, name: str, x: Tree) -> None:
+        """All blocks of layers were given arrays of the same shapes; before their first message."""
+        if self.devices > 1:
+            _agree((self.layers,), name, _shapes(x))
 
     def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
         """`fn(comm, ...)`: every rank has its own part already."""
@@ -188,20 +212,17 @@ def _move(fn: Callable[[jax.Array], jax.Array], x: Tree) -> Tree:
     return _tree.on_data(one, x)
 
 
-def _agree(ranks: Ranks, name: str, value: Any) -> None:
+def _agree(comms: Sequence[MPI.Comm], name: str, value: Any) -> None:
     """All ranks were given the same `value`; found out before the first message of a solve."""
-    for comm in (ranks.layers, ranks.batch):
+    for comm in comms:
         values = comm.allgather(value)
         if any(v != values[0] for v in values):
             raise ValueError(f"{name} differs between ranks: {values}; it must be the same on all.")
 
 
-def _same_shapes(x: PyTree) -> str:
-    return str(jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), x))
-
-
-def _without_leading_axis(x: PyTree) -> str:
-    return str(jax.tree.map(lambda a: (jnp.shape(a)[1:], str(jnp.result_type(a))), x))
+def _shapes(x: PyTree, axes: int = 0) -> str:
+    """Structure, shapes without the first `axes` axes, and dtypes, for comparison."""
+    return str(jax.tree.map(lambda a: (jnp.shape(a)[axes:], str(jnp.result_type(a))), x))
 
 
 def parallel_ode_net(
@@ -230,9 +251,10 @@ def parallel_ode_net(
     for name in ("mesh", "layer_axis", "batch_axis"):
         if name in options:
             raise TypeError(f"{name}: not for MPI; ranks={ranks} takes its place.")
-    _agree(ranks, "layers", layers)
-    _agree(ranks, "params", _without_leading_axis(params))
-    _agree(ranks, "options", str({k: v for k, v in options.items() if k in ("forward", "adjoint")}))
+    both = ranks.layers, ranks.batch
+    _agree(both, "layers", layers)
+    _agree(both, "params", _shapes(params, axes=1))
+    _agree(both, "options", str({k: v for k, v in options.items() if k in ("forward", "adjoint")}))
     return _ode_net.parallel_ode_net(f, params, layers=layers, mesh=ranks, **options)
 
 
@@ -251,6 +273,5 @@ def solve(
     `params` are those of this rank's steps, `ranks.own_layers(len(ts) - 1, config, adjoint)`; `us`
     of the solution holds the states where this rank's steps start, then that at the end of time.
     """
-    _agree(ranks, "ts", np.asarray(ts).tobytes())
-    _agree(ranks, "u0", _same_shapes(u0))
+    _agree((ranks.layers, ranks.batch), "ts", np.asarray(ts).tobytes())
     return _solve.solve(step, u0, ts, params, args, mesh=ranks, **options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 os.environ["MPI4JAX_NO_WARN_JAX_VERSION"] = "1"
 
@@ -27,6 +26,7 @@ from jaxbraid import MGRIT
 from nets import dense, dense_weights, field, relative_error, tree_net
 
 WORLD = MPI.COMM_WORLD
+jaxbraid.mpi.Ranks.of(WORLD)  # from here on a failing rank ends the run
 
 
 def loss(y):
@@ -164,6 +164,18 @@ def mismatch() -> None:
     else:
         assert WORLD.Get_size() == 1
 
+    own = ranks.own_layers(8)
+    params, args, x = tree_net(8, batch=2 + WORLD.Get_rank())
+    params = jax.tree.map(lambda a: a[own], params)
+    net = jaxbraid.mpi.parallel_ode_net(field, params, layers=8, ranks=ranks, args=args)
+    for call in (net, jax.jit(net)):
+        try:
+            call(x)
+        except ValueError as e:
+            assert "x differs between ranks" in str(e)
+        else:
+            assert WORLD.Get_size() == 1
+
 
 def main(case: str) -> None:
     size = WORLD.Get_size()
@@ -188,9 +200,4 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        WORLD.Abort(1)
+    main(sys.argv[1])
