@@ -1,15 +1,18 @@
 """The model of `jaxbraid.performance` against runs on one and two cores.
 
-    python benchmarks/performance_model.py [PROBLEM ...]
+    python benchmarks/performance_model.py [--cores {1,2}] [PROBLEM ...]
 
 Every device is one CPU core: XLA's threads are switched off and the process is bound to as many
 cores as it has devices. The model is given the times of steps and messages alone, measured by
 `jaxbraid.performance.measure`; none of the runs that it predicts. All runs of a problem take turns,
-and the shortest of `REPEATS` counts on both sides: what else the machine does only adds.
+and the shortest of `REPEATS` counts on both sides: what else the machine does only adds. Two cores
+that wait for each other many times in a run need a machine with nothing else to do; how busy others
+kept the cores is printed for each problem.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -128,6 +131,15 @@ def shortest(runs, repeats: int) -> list[float]:
     return times
 
 
+def others_work() -> float:
+    """Seconds that other processes have run on this process's cores (Linux)."""
+    cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+    with open("/proc/stat") as f:
+        rows = [line.split() for line in f if line.split()[0] in cores]
+    busy = sum(sum(int(row[i]) for i in (1, 2, 3, 6, 7, 8)) for row in rows)
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
 def child(devices: int, names: list[str]) -> None:
     import jax
 
@@ -140,14 +152,13 @@ def child(devices: int, names: list[str]) -> None:
         if names and name not in names:
             continue
         net, x = make()
+        others, begin = others_work(), time.perf_counter()
         machine = performance.measure(net, x, mesh=mesh, repeats=REPEATS // 2)
-        if mesh is not None:
-            print(
-                f"# {name}: latency {machine.latency * 1e6:.1f} us, "
-                f"bandwidth {machine.bandwidth / 1e9:.2g} GB/s"
-            )
         cases = [(c, training) for training in (False, True) for c in configs()]
         times = shortest([run_of(make, c, t, mesh) for c, t in cases], REPEATS)
+        share = (others_work() - others) / (time.perf_counter() - begin) / devices
+        link = f"latency {machine.latency * 1e6:.0f} us, " if devices > 1 else ""
+        print(f"# {name}, {devices} cores: {link}other processes {max(0, share):.0%} of the cores")
         serial = {t: s for (c, t), s in zip(cases, times, strict=True) if c.levels == 1}
         for (config, training), seconds in zip(cases, times, strict=True):
             along = devices if config.levels > 1 else 1
@@ -165,17 +176,21 @@ def child(devices: int, names: list[str]) -> None:
             )
 
 
-def main(names: list[str]) -> None:
-    for name in names:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEM_NAMES))
+    parser.add_argument("--cores", type=int, choices=(1, 2), help="by default both")
+    given = parser.parse_args()
+    for name in given.problems:
         if name not in PROBLEM_NAMES:
-            sys.exit(f"{name!r} is none of {', '.join(PROBLEM_NAMES)}.")
+            parser.error(f"{name!r} is none of {', '.join(PROBLEM_NAMES)}.")
     print(
         f"{'problem':10} {'cores':>5}  {'pass':9}{'options':20} {'measured':>11} {'predicted':>11} "
         f"{'error':>7} {'S meas.':>7} {'S pred.':>7}   (*: off by more than 20 %)",
         flush=True,
     )
     cores = sorted(os.sched_getaffinity(0))
-    for devices in (1, 2):
+    for devices in (given.cores,) if given.cores else (1, 2):
         if devices > len(cores):
             print(f"# only {len(cores)} core: no runs on {devices}")
             continue
@@ -184,7 +199,7 @@ def main(names: list[str]) -> None:
         )
         env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", CHILD_DEVICES=str(devices))
         code = subprocess.run(
-            [sys.executable, __file__, *names],
+            [sys.executable, __file__, *given.problems],
             env=env,
             preexec_fn=lambda n=devices: os.sched_setaffinity(0, cores[-n:]),
         ).returncode
@@ -196,4 +211,4 @@ if __name__ == "__main__":
     if "CHILD_DEVICES" in os.environ:
         child(int(os.environ["CHILD_DEVICES"]), sys.argv[1:])
     else:
-        main(sys.argv[1:])
+        main()

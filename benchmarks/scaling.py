@@ -2,11 +2,11 @@
 
     python benchmarks/scaling.py [--png docs/scaling.png]
 
-Three machines. `cpu` is measured where this runs: layers tanh(x W) of width 64 at batch 64, one
-core a device, messages between two of them. The other two are *assumptions*, not measurements:
-round numbers for an accelerator, with layers so small that starting kernels takes the time
-(`small`), and with layers that keep it busy (`large`); see `assumed`. For each number of devices,
-the options of least predicted time among `jaxbraid.performance.candidates` are taken.
+Three machines. The CPU cores are measured where this runs: layers tanh(x W) of width 64, batch 64,
+one core a device, messages between two of them. The other two are *assumptions*, not measurements:
+round numbers for an accelerator, with layers so small that starting kernels takes the time and with
+layers that keep it busy; see `assumed`. For each number of devices, the options of least predicted
+time among `jaxbraid.performance.candidates` are taken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def measured() -> Machine:
     mesh = jax.make_mesh((2,), ("layer",), axis_types=(jax.sharding.AxisType.Auto,))
     shares = (1 / SAMPLES, 1 / 16, 1 / 4)
     return performance.measure(
-        net, jnp.ones((SAMPLES, 64)), mesh=mesh, shares=shares, repeats=15, name="cpu"
+        net,
+        jnp.ones((SAMPLES, 64)),
+        mesh=mesh,
+        shares=shares,
+        repeats=15,
+        name="cpu cores (measured)",
     )
 
 
@@ -67,9 +72,9 @@ def machines() -> list[Machine]:
     return [
         measured(),
         # 4 matrices of 256 x 256 on 64 rows: 34 Mflop, 0.3 us at 100 Tflop/s
-        assumed("small", 0.3e-6, 256, SAMPLES),
+        assumed("small layers (assumed)", 0.3e-6, 256, SAMPLES),
         # the same of 2048 x 2048 on 8192 rows (64 samples of 128): 0.27 Tflop at 400 Tflop/s
-        assumed("large", 0.7e-3, 2048, 128 * SAMPLES),
+        assumed("large layers (assumed)", 0.7e-3, 2048, 128 * SAMPLES),
     ]
 
 
@@ -122,7 +127,7 @@ def main() -> None:
                 LAYERS, devices, machine, iterations=ITERATIONS, most_parts=SAMPLES
             )
             print(performance.table(rows))
-            splits[f"{machine.name}, {devices}"] = rows
+            splits[f"{machine.name}, {devices} devices"] = rows
         print(flush=True)
     if png:
         picture(png, scaling, splits)

@@ -544,12 +544,13 @@ def _evaluations(h: Hierarchy, path: Path) -> collections.Counter[int]:
 # those of `parallel_ode_net` for FCF-relaxation, and one more without it.
 ITERATIONS: Mapping[int, tuple[int, int]] = {0: (3, 2), 1: (2, 1)}
 
-Iterations = Mapping[int, int | tuple[int, int]] | Callable[[int], int | tuple[int, int]]
+Iterations = Mapping[int, int | tuple[int, int]] | Callable[[MGRIT], int | tuple[int, int]]
 
 
-def _iterations(iterations: Iterations, cf_relax: int) -> tuple[int, int]:
+def _iterations(iterations: Iterations, config: MGRIT) -> tuple[int, int]:
+    cf_relax = config.at("cf_relax", 0)
     try:
-        given = iterations(cf_relax) if callable(iterations) else iterations[cf_relax]
+        given = iterations(config) if callable(iterations) else iterations[cf_relax]
     except KeyError:
         raise ValueError(
             f"iterations={iterations!r}: has no entry for cf_relax={cf_relax}."
@@ -575,9 +576,8 @@ def candidates(
     **Arguments**
 
     - `steps`, `devices`: N and D.
-    - `levels`, `factors`, `cf_relax`, `cycles`: values to combine. The factor is that of all levels
-        but the first transfer, whose factor is one of `first_factors` (by default `factors` and
-        N / D, which makes an interval of each device's block).
+    - `levels`, `factors`, `cf_relax`, `cycles`: values to combine. The factor of the first transfer
+        is one of `first_factors` (by default `factors`), the others are alike.
     - `placements`: whether to try `coarse_placement`, from each level on.
     - `base`: the other options; by default `MGRIT(final_relax="FC")`.
 
@@ -586,8 +586,7 @@ def candidates(
     `MGRIT` options, each hierarchy once.
     """
     base = MGRIT(final_relax="FC") if base is None else base
-    if first_factors is None:
-        first_factors = sorted({*factors, max(2, -(-steps // devices))})
+    first_factors = factors if first_factors is None else first_factors
     found: dict[MGRIT, None] = {}
     for count, first, rest, nu, cycle in itertools.product(
         levels, first_factors, factors, cf_relax, cycles
@@ -623,9 +622,10 @@ def choose(
     **Arguments**
 
     - `steps`, `devices`, `machine`, `direction`, `parts`: as for `predict`.
-    - `iterations`: how many a relaxation needs, `{cf_relax: n}` or a function of `cf_relax`; `n` is
-        a number, or a pair (forward, adjoint). What a problem needs is known from a solve of it;
-        the default, `ITERATIONS`, is that of `parallel_ode_net` and one more without FCF.
+    - `iterations`: how many are needed: `{cf_relax: n}` (that of level 0), or a function of the
+        options, for factors and levels matter too; `n` is a number, or a pair (forward, adjoint).
+        What a problem needs is known from solves of it; the default, `ITERATIONS`, is that of
+        `parallel_ode_net`, and one more without FCF.
     - `configs`: options to compare, by default `candidates(steps, devices)`. Their `max_iters` is
         replaced.
 
@@ -640,8 +640,7 @@ def choose(
         raise ValueError(f"configs: there is nothing to choose from for steps={steps}.")
     predictions = []
     for config in configs:
-        nu = config.cf_relax if isinstance(config.cf_relax, int) else max(config.cf_relax)
-        forward, adjoint = _iterations(iterations, nu)
+        forward, adjoint = _iterations(iterations, config)
         predictions.append(
             predict(
                 dataclasses.replace(
