@@ -420,7 +420,7 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
     `ImportError` without Orbax, `FileExistsError` if there is such a path, `ValueError` naming a
     leaf that is not global.
     """
-    ocp, path = _orbax(path)
+    ocp, folder = _orbax(path)
     slotted = []
     for where, leaf in _named_leaves(tree):
         if _is_split(leaf) and layers is not None and leaf.shape[0] > layers:
@@ -431,14 +431,14 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
             )
     if layers is not None:
         layers = check_integer("layers", layers, 1)
-    if path.exists():
-        raise FileExistsError(f"path={str(path)!r} exists: checkpoints are not overwritten.")
+    if folder.exists():
+        raise FileExistsError(f"path={str(folder)!r} exists: checkpoints are not overwritten.")
     if jax.process_count() > 1:  # no process writes before all have looked
         multihost_utils.sync_global_devices("jaxbraid.distributed.save")
     about = {"layers": layers, "slotted": slotted}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         args = ocp.args.Composite(tree=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about))
-        checkpointer.save(path, args=args)
+        checkpointer.save(folder, args=args)
 
 
 def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
@@ -456,16 +456,16 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     `ImportError` without Orbax, `FileNotFoundError` if there is no checkpoint, `ValueError` naming
     the leaf if `like` does not describe what was saved.
     """
-    ocp, path = _orbax(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"path={str(path)!r}: there is no checkpoint.")
+    ocp, folder = _orbax(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path={str(folder)!r}: there is no checkpoint.")
     handler = ocp.CompositeCheckpointHandler(
         tree=ocp.StandardCheckpointHandler(), about=ocp.JsonCheckpointHandler()
     )
     with ocp.Checkpointer(handler) as checkpointer:
         args = ocp.args.Composite(about=ocp.args.JsonRestore())
-        about = checkpointer.restore(path, args=args).about
-        metadata = checkpointer.metadata(path).item_metadata.tree
+        about = checkpointer.restore(folder, args=args).about
+        metadata = checkpointer.metadata(folder).item_metadata.tree
         saved = {k: v for k, v in _named_leaves(metadata) if hasattr(v, "shape")}
         wanted = dict(_named_leaves(like))
         if saved.keys() != wanted.keys():
@@ -476,7 +476,7 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
             _check_restorable(where, saved[where], leaf, about)
         # not strict: Orbax cuts leaves to the wanted length or fills them up with zeros
         args = ocp.args.Composite(tree=ocp.args.StandardRestore(like, strict=False))
-        tree = checkpointer.restore(path, args=args).tree
+        tree = checkpointer.restore(folder, args=args).tree
     longer = {k for k, leaf in wanted.items() if np.shape(leaf)[:1] > tuple(saved[k].shape)[:1]}
     layers = about["layers"]
 

@@ -21,8 +21,10 @@ import digits_processes  # noqa: E402
 
 
 def environment() -> dict[str, str]:
-    """Without the devices and settings of this process; the CPU also where there are GPUs."""
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
+    """That of the tests (conftest.py), but for their eight devices; the CPU also where are GPUs."""
+    env = dict(os.environ)
+    flags = env.pop("XLA_FLAGS", "").split()
+    env["XLA_FLAGS"] = " ".join(f for f in flags if "host_platform_device_count" not in f)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     return env | {"JAX_PLATFORMS": "cpu"}
 
@@ -42,10 +44,10 @@ def run(out: Path, *options: str, launcher: tuple[str, ...] = ()) -> dict[str, n
     return weights(out)
 
 
-def run_here(out: Path, *options: str, mesh: tuple[int, int] = (1, 1)) -> dict[str, np.ndarray]:
-    """The final weights of the same run in this process, on one device or several."""
+def run_here(out: Path, *options: str) -> dict[str, np.ndarray]:
+    """The final weights of the same run in this process, on one device."""
     parsed = digits_processes.parse_options([*TINY, "--out", str(out), *options])
-    place = digits_processes.OnMesh(parsed, make_mesh(*mesh))
+    place = digits_processes.OnMesh(parsed, make_mesh(1))
     digits_processes.train(place, parsed, Console(quiet=True))
     return weights(out)
 

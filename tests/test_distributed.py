@@ -362,5 +362,5 @@ def test_killed_training_resumes_to_exactly_the_same_weights(tmp_path):
     assert not (out / "weights.npz").exists()
 
     resumed = digits_runs.run(out, *options, "--resume")
-    whole = digits_runs.run_here(tmp_path / "whole", *options, mesh=(2, 1))
+    whole = digits_runs.run(tmp_path / "whole", *options)
     same(resumed, whole, tolerance=0)
