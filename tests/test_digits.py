@@ -9,13 +9,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+import compiler
+
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = ["--layers=8", "--width=4", "--epochs=2", "--mesh=2x1", "--batch=256"]
 
 
 def digits(out, *extra):
     """Run the demo, which makes its own devices; returns what it prints."""
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
+    env = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_X64"}
+    env["XLA_FLAGS"] = compiler.FLAGS
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     command = [sys.executable, str(ROOT / "examples/digits.py"), *TINY, "--out", str(out), *extra]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

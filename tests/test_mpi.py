@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import compiler
 import digits_runs
 
 SCRIPT = Path(__file__).with_name("mpi_ranks.py")
@@ -40,7 +41,7 @@ def mpirun(ranks: int) -> tuple[str, ...]:
 
 
 def run(ranks: int, case: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env = os.environ | {"XLA_FLAGS": compiler.FLAGS}
     return subprocess.run(
         [*mpirun(ranks), sys.executable, SCRIPT, case],
         capture_output=True,
