@@ -202,12 +202,19 @@ def test_second_use_does_not_retrace():
     assert first > 0 and len(traces) == first
 
 
-@pytest.mark.parametrize("placement", [None, 1])
-@pytest.mark.parametrize("mesh", [None, (4, 1)])
-def test_leaves_without_derivatives(mesh, placement):
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        (None, {}),
+        (None, {"linearization": "keep", "saved_states": "coarse"}),
+        ((4, 1), {}),
+        ((4, 1), {"coarse_placement": 1}),
+    ],
+)
+def test_leaves_without_derivatives(mesh, options):
     """Integers, booleans and PRNG keys in params, args, side and x; the rest is differentiated."""
     n, batch = 9, 4
-    config = exact_config(n, 4, coarse_placement=placement)
+    config = exact_config(n, 4, **options)
     where = {} if mesh is None else {"mesh": mesh_of(*mesh), "layer_axis": "depth"}
     params = {
         "w": dense_weights(n),
@@ -250,8 +257,12 @@ def test_leaves_without_derivatives(mesh, placement):
     assert floats == {"[('float0', 'V')]"}
 
 
-def test_auxiliary_output_and_its_derivative():
+@pytest.mark.parametrize(
+    "options", [{}, {"linearization": "keep"}, {"saved_states": "coarse", "coarse_placement": 1}]
+)
+def test_auxiliary_output_and_its_derivative(options):
     n = 11
+    config = exact_config(n, 2, **options)
     w, x = dense_weights(n), jax.random.normal(jax.random.key(3), (4, 3))
 
     def f(w, x):
@@ -260,7 +271,7 @@ def test_auxiliary_output_and_its_derivative():
 
     def parallel(w, x):
         net = jaxbraid.parallel_ode_net(
-            f, w, has_aux=True, forward=exact_config(n, 2), mesh=mesh_of(3, 2), layer_axis="depth"
+            f, w, has_aux=True, forward=config, mesh=mesh_of(3, 2), layer_axis="depth"
         )
         y, aux = net(x)
         return jnp.sum(y**2) + jnp.sum(jnp.exp(aux["mean"])), aux
