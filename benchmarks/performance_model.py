@@ -1,6 +1,6 @@
 """The model of `jaxbraid.performance` against runs on one and two cores.
 
-    python benchmarks/performance_model.py [--cores {1,2}] [PROBLEM ...]
+    python benchmarks/performance_model.py [--cores {1,2}] [--repeats N] [PROBLEM ...]
 
 Every device is one CPU core: XLA's threads are switched off and the process is bound to as many
 cores as it has devices. The model is given the times of steps and messages alone, measured by
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import subprocess
 import sys
 import time
 
 PROBLEM_NAMES = ("mlp", "gru", "pendulum", "heat")
-REPEATS = 40
+REPEATS = 40  # by default; more of them find a quiet moment on a busy machine
 
 
 def problems():
@@ -119,10 +120,30 @@ def run_of(make, config, training: bool, mesh):
     return lambda: jax.block_until_ready(fn(data, x))
 
 
+def threads() -> dict[int, str]:
+    tasks = [int(task) for task in os.listdir("/proc/self/task")]
+    return {t: pathlib.Path(f"/proc/self/task/{t}/comm").read_text() for t in sorted(tasks)}
+
+
+def hold_to(cores: set[int]) -> None:
+    """All threads of this process on `cores`."""
+    for thread in threads():
+        os.sched_setaffinity(thread, cores)
+
+
+def spread(cores: list[int]) -> None:
+    """One core for each of XLA's workers: Linux may leave two that wait in turn on one core."""
+    hold_to(set(cores))
+    workers = [thread for thread, name in threads().items() if name.startswith("tf_XLAEigen")]
+    for core, worker in zip(cores, workers, strict=False):
+        os.sched_setaffinity(worker, {core})
+
+
 def shortest(runs, repeats: int) -> list[float]:
     times = [float("inf")] * len(runs)
     for run in runs:
         run()
+    spread(sorted(os.sched_getaffinity(0)))
     for _ in range(repeats):
         for i, run in enumerate(runs):
             start = time.perf_counter()
@@ -140,25 +161,31 @@ def others_work() -> float:
     return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def child(devices: int, names: list[str]) -> None:
+def child(devices: int, repeats: int, names: list[str]) -> None:
     import jax
 
     from jaxbraid import performance
 
-    mesh = None
+    mesh, link, few = None, {}, min(repeats, 40) // 2
+    cores = sorted(os.sched_getaffinity(0))
     if devices > 1:
         mesh = jax.make_mesh((devices,), ("layer",), axis_types=(jax.sharding.AxisType.Auto,))
+        net, x = problems()["heat"]()
+        pair = performance.measure(net, x, mesh=mesh, widths=(1,), repeats=few)
+        link = {"latency": pair.latency, "bandwidth": pair.bandwidth}
+        print(f"# latency {pair.latency * 1e6:.0f} us, bandwidth {pair.bandwidth / 1e9:.2g} GB/s")
     for name, make in problems().items():
         if names and name not in names:
             continue
         net, x = make()
         others, begin = others_work(), time.perf_counter()
-        machine = performance.measure(net, x, mesh=mesh, repeats=REPEATS // 2)
+        hold_to({cores[-1]})  # one device's steps, on one core
+        machine = performance.measure(net, x, repeats=few, **link)
+        hold_to(set(cores))
         cases = [(c, training) for training in (False, True) for c in configs()]
-        times = shortest([run_of(make, c, t, mesh) for c, t in cases], REPEATS)
+        times = shortest([run_of(make, c, t, mesh) for c, t in cases], repeats)
         share = (others_work() - others) / (time.perf_counter() - begin) / devices
-        link = f"latency {machine.latency * 1e6:.0f} us, " if devices > 1 else ""
-        print(f"# {name}, {devices} cores: {link}other processes {max(0, share):.0%} of the cores")
+        print(f"# {name}: {devices} of the cores, of which other processes took {max(0, share):.0%}")
         serial = {t: s for (c, t), s in zip(cases, times, strict=True) if c.levels == 1}
         for (config, training), seconds in zip(cases, times, strict=True):
             along = devices if config.levels > 1 else 1
@@ -180,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEM_NAMES))
     parser.add_argument("--cores", type=int, choices=(1, 2), help="by default both")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     given = parser.parse_args()
     for name in given.problems:
         if name not in PROBLEM_NAMES:
@@ -197,7 +225,9 @@ def main() -> None:
         flags = (
             f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
         )
-        env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", CHILD_DEVICES=str(devices))
+        env = dict(
+            os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", CHILD=f"{devices} {given.repeats}"
+        )
         code = subprocess.run(
             [sys.executable, __file__, *given.problems],
             env=env,
@@ -208,7 +238,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "CHILD_DEVICES" in os.environ:
-        child(int(os.environ["CHILD_DEVICES"]), sys.argv[1:])
+    if "CHILD" in os.environ:
+        child(*map(int, os.environ["CHILD"].split()), sys.argv[1:])
     else:
         main()
