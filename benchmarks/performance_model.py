@@ -185,7 +185,7 @@ def child(devices: int, repeats: int, names: list[str]) -> None:
         cases = [(c, training) for training in (False, True) for c in configs()]
         times = shortest([run_of(make, c, t, mesh) for c, t in cases], repeats)
         share = (others_work() - others) / (time.perf_counter() - begin) / devices
-        print(f"# {name}: {devices} of the cores, of which other processes took {max(0, share):.0%}")
+        print(f"# {name}: on {devices} cores, of which other processes took {max(0, share):.0%}")
         serial = {t: s for (c, t), s in zip(cases, times, strict=True) if c.levels == 1}
         for (config, training), seconds in zip(cases, times, strict=True):
             along = devices if config.levels > 1 else 1
