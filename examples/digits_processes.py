@@ -109,7 +109,10 @@ def train(place, options, console):
     data, test = ((images.astype(float), labels) for images, labels in load_data())
     steps = options.epochs * (len(data[0]) // options.batch)
     schedule = optax.warmup_cosine_decay_schedule(1e-3, 1e-2, steps // 10, steps)
-    optimizer = optax.adamw(schedule, weight_decay=1e-2)  # entry by entry, so layers may be apart
+    # Optax counts in int32, and JAX divides those in float32 even where all else is in float64
+    optimizer = optax.adamw(  # entry by entry, so layers may be apart
+        lambda count: schedule(count.astype(float)), weight_decay=1e-2
+    )
     one_epoch = jax.jit(functools.partial(train_epoch, place, optimizer))
     right = jax.jit(functools.partial(count_right, place))
 

@@ -75,11 +75,11 @@ def test_a_failing_rank_ends_the_run_with_its_message():
     assert "this rank fails on purpose" in done.stderr
 
 
-def same_weights(got, want, tolerance=1e-10):
+def same_weights(got, want):
     assert got.keys() == want.keys()
     for name, a in want.items():
         assert a.dtype == np.float64
-        assert np.max(np.abs(got[name] - a)) <= tolerance * np.max(np.abs(a)), name
+        assert np.max(np.abs(got[name] - a)) <= 1e-10 * np.max(np.abs(a)), name
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_killed_ranks_end_the_run_which_others_resume(tmp_path):
     assert process.returncode != 0 and not (out / "weights.npz").exists()
     # four ranks have blocks of two layers, two have blocks of four
     resumed = digits_runs.run(out, *options, "--resume", launcher=mpirun(4))
-    # rounding grows from step to step of Adam: to 1e-9 in this many epochs, from 1e-16 in one
+    # long enough that the learning rate warms up: one in single precision differs by 1e-9
     alone = digits_runs.run_here(tmp_path / "one", "--layers=7", "--epochs=20")
-    same_weights(resumed, alone, tolerance=1e-6)
+    same_weights(resumed, alone)
