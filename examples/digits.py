@@ -303,16 +303,18 @@ def draw(path, options, records, seen):
     figure.savefig(path, dpi=150)
 
 
+def positive(text):
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def mesh_shape(text):
+    layer, batch = text.split("x")
+    return [positive(layer), positive(batch)]
+
+
 def parse_options():
-    def positive(text):
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
-    def mesh_shape(text):
-        layer, batch = text.split("x")
-        return [positive(layer), positive(batch)]
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -26,7 +26,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from digits import load_data, mean_loss, shuffled_batches
+from digits import load_data, mean_loss, mesh_shape, positive, shuffled_batches
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from rich.console import Console
@@ -396,28 +395,14 @@ def run_on_ranks(options):
     import jaxbraid.mpi
 
     world = MPI.COMM_WORLD
-    try:
-        layer, batch = options.mesh or (world.size, 1)
-        if layer * batch != world.size:
-            raise ValueError(f"--mesh {layer}x{batch}: there are {world.size} MPI ranks.")
-        ranks = jaxbraid.mpi.Ranks.of(world, batch)
-        train(OnRanks(options, world, ranks), options, Console(quiet=world.rank > 0))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        world.Abort(1)  # or the other ranks would wait for this one
+    layer, batch = options.mesh or (world.size, 1)
+    if layer * batch != world.size:
+        raise ValueError(f"--mesh {layer}x{batch}: there are {world.size} MPI ranks.")
+    ranks = jaxbraid.mpi.Ranks.of(world, batch)  # a rank that fails from here on ends all
+    train(OnRanks(options, world, ranks), options, Console(quiet=world.rank > 0))
 
 
 def parse_options(arguments=None):
-    def positive(text):
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
-    def mesh_shape(text):
-        layer, batch = text.split("x")
-        return positive(layer), positive(batch)
-
     def process(text):
         i, n = map(int, text.split("/"))
         if not 0 <= i < n:

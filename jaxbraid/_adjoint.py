@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._adjoint_problem import adjoint_problem
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import Rhs, apply_rhs, masked
+from jaxbraid._equations import Rhs, apply_rhs, masked
 from jaxbraid._forward import relaxed_solution
 from jaxbraid._iterate import squares
 from jaxbraid._problem import Data, Inputs, Setup

@@ -17,7 +17,8 @@ from jax import lax
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import LevelProblem, Problem, Start, map_slots, masked
+from jaxbraid._cycle import map_slots
+from jaxbraid._equations import LevelProblem, Problem, masked
 from jaxbraid._hierarchy import Hierarchy, Level
 from jaxbraid._problem import (
     Data,
@@ -34,6 +35,7 @@ from jaxbraid._problem import (
     norm_of_state,
     owner_of_next,
     row_of,
+    start_of,
     to_next,
     within_time,
 )
@@ -200,14 +202,9 @@ def adjoint_problem(
             source = interval_sums(lp, source)
             source = source if restrict is None else jax.vmap(restrict)(source)
         params, states, source = to_next(h, l, comm, (params, states, source))
-    start: Start = "coarse" if config.skip_first_down else "guess"
-    if config.nested_iteration and not config.skip_first_down:
-        start = "nested"
-    norm = config.norm
-    if norm is not None:
-        norm = norm_of_state(norm, space)
     assert finest is not None
-    return Problem(tuple(levels), config, comm, start, norm, reverse=True), finest
+    norm = norm_of_state(config, space)
+    return Problem(tuple(levels), config, comm, start_of(config), norm, reverse=True), finest
 
 
 def _recomputation(setup: Setup, space: Space, shared: Shared) -> Callable[[Inputs], Inputs]:

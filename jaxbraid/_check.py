@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jaxbraid import _tree
-from jaxbraid._cycle import LevelProblem
+from jaxbraid._equations import LevelProblem
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup, Shared, Space
 from jaxbraid._tree import Tree

@@ -15,73 +15,31 @@ side, so that no step is evaluated twice.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxbraid import _tree
-from jaxbraid._comm import Comm
-from jaxbraid._hierarchy import Level
-from jaxbraid._options import MGRIT
+from jaxbraid._equations import (
+    Problem,
+    Rhs,
+    Step,
+    apply_rhs,
+    from_owner,
+    hand_down,
+    hand_up,
+    last_entry,
+    masked,
+    neighbour,
+    predecessors,
+    takes_part,
+    to_owner,
+    turn,
+)
 from jaxbraid._tree import Tree
-
-Step = Callable[[Any, Tree], Tree]  # (inputs of some steps, their states) -> the next states
-
-
-Start = Literal["guess", "nested", "coarse"]  # how the first C-points are had
-
-
-class Rhs(NamedTuple):
-    """Right-hand side of some slots: `(Phi(u) - phi) + b`; without `phi`, `Phi(u) + b`."""
-
-    phi: Tree | None
-    b: Tree
-
-
-@dataclasses.dataclass(frozen=True)
-class LevelProblem:
-    """One level's equation on this device.
-
-    `phi` steps a batch of slots (leading axis) given their `inputs`, whose `active` masks slots
-    that pass their state on; `swept` are the same inputs arranged for sweeps of `batch` intervals
-    at once. `u0` is the value that the march starts from; `restrict` and `prolong` act on single
-    states, to and from the next level. `comm` is the row of devices that share the level; where the
-    next one lies on every device, `owner` is that level as they share it.
-    """
-
-    level: Level
-    comm: Comm
-    phi: Step
-    inputs: Any
-    swept: Any
-    u0: Tree
-    batch: int
-    restrict: Callable[[Tree], Tree] | None = None
-    prolong: Callable[[Tree], Tree] | None = None
-    source: Tree | None = None  # g of the original equation, in slots; 0 if None
-    inside: jax.Array | None = None  # which C-points lie within time, None if all
-    owner: Level | None = None
-    expand: Callable[[Any], Any] | None = None  # the inputs of some intervals, as they are stepped
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """The equations of all levels, how they are solved, and the direction of marching."""
-
-    levels: tuple[LevelProblem, ...]
-    config: MGRIT
-    comm: Comm
-    start: Start
-    norm: Callable[[Tree], jax.Array] | None = None
-    reverse: bool = False
-
-    @property
-    def coarsest(self) -> int:
-        return len(self.levels) - 1
 
 
 class Swept(NamedTuple):
@@ -100,82 +58,6 @@ def when(predicate: jax.Array | bool, run: Callable[[], Tree], otherwise: Callab
     return lax.cond(predicate, run, otherwise)
 
 
-# -- communication along the march ----------------------------------------------------------------
-
-
-def _neighbour(p: Problem, l: int, x: Tree, fill: Tree) -> Tree:
-    """`x` of the device that holds the slots just before this one's, in marching order."""
-    hop = p.levels[l].level.stride
-    return p.levels[l].comm.shift(x, -hop if p.reverse else hop, fill)
-
-
-def _before(p: Problem, x: Tree, first: Tree) -> Tree:
-    """Each entry's predecessor in marching order; `first` precedes the first."""
-    first = jax.tree.map(lambda a: a[None], first)
-    if p.reverse:
-        return _tree.concatenate([_tree.take(x, slice(1, None)), first])
-    return _tree.concatenate([first, _tree.take(x, slice(None, -1))])
-
-
-def _last(p: Problem, x: Tree) -> Tree:
-    """The entry of a block that comes last in marching order."""
-    return _tree.take(x, 0 if p.reverse else -1)
-
-
-def turn(p: Problem, level: Level) -> jax.Array | int:
-    """This device's place in its group, in marching order."""
-    place = (p.comm.index // level.stride) % level.group
-    return level.group - 1 - place if p.reverse else place
-
-
-def _takes_part(p: Problem, level: Level) -> jax.Array | bool:
-    return True if level.stride == 1 else p.comm.index % level.stride == 0
-
-
-def to_owner(p: Problem, l: int, x: Tree) -> Tree:
-    """Bring C-point values from where intervals end to where the next level keeps them."""
-    level = p.levels[l].level
-    if p.reverse or level.group == 1:
-        return x
-    return p.comm.shift(x, -(level.group - 1) * level.stride, x)
-
-
-def from_owner(p: Problem, l: int, x: Tree) -> Tree:
-    level = p.levels[l].level
-    if p.reverse or level.group == 1:
-        return x
-    return p.comm.shift(x, (level.group - 1) * level.stride, x)
-
-
-def ends_of_intervals(p: Problem, first: Tree, end: Tree) -> Tree:
-    """Values where the intervals of level 0 end, from those where they start, marching forward."""
-    level = p.levels[0].level
-    after = p.comm.shift(_tree.take(first, 0), -level.group * level.stride, end)
-    after = jax.tree.map(lambda a: a[None], after)
-    return _tree.concatenate([_tree.take(first, slice(1, None)), after])
-
-
-def gather(owner: Level | None, comm: Comm, count: int, x: Tree) -> Tree:
-    """This device's slots to all `count` slots, of a level that `owner` is where it is shared."""
-    return x if owner is None else owner.all_slots(comm.gather(x), count)
-
-
-def hand_down(p: Problem, l: int, x: Tree) -> Tree:
-    """C-point values of level `l` as values of the slots that this device has of level `l + 1`."""
-    lp = p.levels[l]
-    return gather(lp.owner, lp.comm, p.levels[l + 1].level.block, x)
-
-
-def hand_up(p: Problem, l: int, x: Tree) -> Tree:
-    """The inverse of `hand_down`; where it gathers, there are zeros beyond the end of time."""
-    lp = p.levels[l]
-    if lp.owner is None:
-        return x
-    last = p.levels[l + 1].level.block - 1
-    x = _tree.take(x, jnp.minimum(lp.owner.slots(lp.comm.index), last))
-    return masked(lp.inside, x, _tree.zeros(_tree.shapes(x)))
-
-
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
@@ -190,19 +72,6 @@ def _with_rhs(phi: Step) -> Callable[[Tree, tuple[Any, Rhs | None]], tuple[Tree,
     return body
 
 
-def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
-    """Inactive slots pass their state on."""
-    return value if active is None else _tree.where(active, value, u)
-
-
-def apply_rhs(value: Tree, rhs: Rhs | None) -> Tree:
-    if rhs is None:
-        return value
-    if rhs.phi is None:
-        return _tree.add(value, rhs.b)
-    return _tree.add(_tree.sub(value, rhs.phi), rhs.b)
-
-
 def starts(p: Problem, l: int, u: Tree) -> Tree:
     """The states that each interval is swept from: the C-points before it, first of all `u0`."""
     lp = p.levels[l]
@@ -210,10 +79,10 @@ def starts(p: Problem, l: int, u: Tree) -> Tree:
     if l == p.coarsest:
         return _tree.repeat(lp.u0, 1)
     if p.reverse:
-        before = _neighbour(p, l, _last(p, u), lp.u0)
+        before = neighbour(p, l, last_entry(p, u), lp.u0)
     else:
-        before = lp.comm.shift(_last(p, u), level.group * level.stride, lp.u0)
-    return _before(p, u, before)
+        before = lp.comm.shift(last_entry(p, u), level.group * level.stride, lp.u0)
+    return predecessors(p, u, before)
 
 
 def march(
@@ -262,7 +131,7 @@ def march(
     def idle() -> Swept:
         return _tree.zeros(jax.eval_shape(run, start))
 
-    part = _takes_part(p, level)
+    part = takes_part(p, level)
     if level.group == 1:
         return when(part, lambda: run(start), idle)
 
@@ -271,7 +140,7 @@ def march(
     def stage(i: jax.Array, carry: tuple[Tree, Swept]) -> tuple[Tree, Swept]:
         x, done = carry
         done = lax.cond(mine == i, run, lambda _: done, x)
-        return _neighbour(p, l, done.ends, _tree.repeat(lp.u0, 1)), done
+        return neighbour(p, l, done.ends, _tree.repeat(lp.u0, 1)), done
 
     return lax.fori_loop(0, level.group, stage, (start, idle()))[1]
 
@@ -324,14 +193,14 @@ def map_slots(fn: Callable[[Any], Tree], size: int, xs: Any) -> Tree:
 def step_all(p: Problem, l: int, v: Tree) -> Tree:
     """`Phi(v_{i-1})` of all slots of level `l` at once (as many as `batch` allows)."""
     lp, level = p.levels[l], p.levels[l].level
-    before = _before(p, v, _neighbour(p, l, _last(p, v), lp.u0))
+    before = predecessors(p, v, neighbour(p, l, last_entry(p, v), lp.u0))
 
     def run() -> Tree:
         size = level.slots_at_once(lp.batch)
         out = map_slots(lambda x: lp.phi(*x), size, (lp.inputs, before))
         return masked(lp.inputs.active, out, before)
 
-    return when(_takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))
+    return when(takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))
 
 
 # -- the cycle ------------------------------------------------------------------------------------

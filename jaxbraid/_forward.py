@@ -11,24 +11,12 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._check import check_steps
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import (
-    Problem,
-    Start,
-    Swept,
-    arranged_rhs,
-    ends_of_intervals,
-    march,
-    masked,
-    source,
-    starts,
-    sweep,
-    to_owner,
-    turn,
-)
+from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep
+from jaxbraid._equations import Problem, ends_of_intervals, masked, to_owner, turn
 from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._iterate import all_finite, iterate, make_stats
 from jaxbraid._options import SavedStates
-from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step
+from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step, start_of
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
 
@@ -58,13 +46,7 @@ def solve_forward(
     """March `u0` through all steps. `guess`: states where slots start and at the end of time."""
     h, _ = setup.hierarchies(comm.size)
     config = setup.forward
-    if guess is not None:
-        start: Start = "guess"
-    elif config.skip_first_down:
-        start = "coarse"
-    else:
-        start = "nested" if config.nested_iteration else "guess"
-    p, space = forward_problem(setup, data, comm, start)
+    p, space = forward_problem(setup, data, comm, start_of(config, guess is not None))
     check_steps(setup, space, p.levels, data.shared, want.save is not None)
 
     def initial(l: int) -> Tree:

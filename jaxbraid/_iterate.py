@@ -10,16 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxbraid import _tree
-from jaxbraid._cycle import (
-    Problem,
-    arranged_rhs,
-    coarse_start,
-    correct,
-    relax,
-    relax_swept,
-    source,
-    sweep,
-)
+from jaxbraid._cycle import arranged_rhs, coarse_start, correct, relax, relax_swept, source, sweep
+from jaxbraid._equations import Problem
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
 

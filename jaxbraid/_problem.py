@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm, OneDevice
-from jaxbraid._cycle import LevelProblem, Problem, Start, gather
+from jaxbraid._equations import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
@@ -245,14 +245,22 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         )
         if not coarsest:
             params = to_next(h, l, comm, level.first_slots(params))
+    return Problem(tuple(levels), config, comm, start, norm_of_state(config, space)), space
+
+
+def start_of(config: MGRIT, has_guess: bool = False) -> Start:
+    """How the first C-points are had."""
+    if has_guess:
+        return "guess"
+    if config.skip_first_down:
+        return "coarse"
+    return "nested" if config.nested_iteration else "guess"
+
+
+def norm_of_state(config: MGRIT, space: Space) -> Callable[[Tree], jax.Array] | None:
+    """The caller's norm, of states without their constants; `None` where there is none."""
     norm = config.norm
-    if norm is not None:
-        norm = norm_of_state(norm, space)
-    return Problem(tuple(levels), config, comm, start, norm), space
-
-
-def norm_of_state(norm: Callable[[Tree], jax.Array], space: Space) -> Callable[[Tree], jax.Array]:
-    return lambda u: norm(space.join(0, u))
+    return None if norm is None else lambda u: norm(space.join(0, u))
 
 
 def counted(h: Hierarchy, p: Problem) -> jax.Array:

@@ -70,7 +70,7 @@ def fake_devices(slices: int, each: int):
 def test_the_slow_network_between_hosts_is_crossed_by_the_outermost_axes(
     shape, layers_of_first_slice
 ):
-    grid = distributed._device_grid(shape, fake_devices(2, 4))
+    grid = distributed._mesh._device_grid(shape, fake_devices(2, 4))
     at = np.vectorize(lambda d: d.slice_index)(grid)
     assert grid.shape == shape and len({d.id for d in grid.flat}) == 8
     assert np.flatnonzero((at[0] == 0).all(axis=1)).tolist() == layers_of_first_slice

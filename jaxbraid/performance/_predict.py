@@ -90,22 +90,10 @@ def predict(
 
     `ValueError` or `TypeError` that names the argument.
     """
-    if not isinstance(config, MGRIT):
-        raise TypeError(f"config={config!r}: must be an MGRIT.")
+    adjoint = config if adjoint is None else adjoint
     steps, devices = check_integer("steps", steps, 1), check_integer("devices", devices, 1)
     parts = check_integer("parts", parts, 1)
-    if not isinstance(machine, Machine):
-        raise TypeError(f"machine={machine!r}: must be a Machine.")
-    if direction not in ("forward", "adjoint", "training"):
-        raise ValueError(f"direction={direction!r}: must be 'forward', 'adjoint' or 'training'.")
-    adjoint = config if adjoint is None else adjoint
-    for name, one in (("config", config), ("adjoint", adjoint)):
-        for option, known in (("linearization", "recompute"), ("saved_states", "all")):
-            if getattr(one, option, known) != known:
-                raise ValueError(f"{name}: the model does not know {option} other than {known!r}.")
-    for name, count in (("iterations", iterations), ("adjoint_iterations", adjoint_iterations)):
-        if count is not None:
-            check_integer(name, count, 0)
+    _check_request(config, adjoint, machine, direction, iterations, adjoint_iterations)
     if direction == "adjoint" and adjoint_iterations is None:
         adjoint_iterations = iterations
 
@@ -154,6 +142,29 @@ def predict(
         steps,
         machine.name,
     )
+
+
+def _check_request(
+    config: MGRIT,
+    adjoint: MGRIT,
+    machine: Machine,
+    direction: Direction,
+    iterations: int | None,
+    adjoint_iterations: int | None,
+) -> None:
+    if not isinstance(config, MGRIT):
+        raise TypeError(f"config={config!r}: must be an MGRIT.")
+    if not isinstance(machine, Machine):
+        raise TypeError(f"machine={machine!r}: must be a Machine.")
+    if direction not in ("forward", "adjoint", "training"):
+        raise ValueError(f"direction={direction!r}: must be 'forward', 'adjoint' or 'training'.")
+    for name, one in (("config", config), ("adjoint", adjoint)):
+        for option, known in (("linearization", "recompute"), ("saved_states", "all")):
+            if getattr(one, option, known) != known:
+                raise ValueError(f"{name}: the model does not know {option} other than {known!r}.")
+    for name, count in (("iterations", iterations), ("adjoint_iterations", adjoint_iterations)):
+        if count is not None:
+            check_integer(name, count, 0)
 
 
 def _seconds(machine: Machine, h: Hierarchy, reverse: bool, path: Path) -> float:
