@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._adjoint_problem import adjoint_problem
 from jaxbraid._comm import Comm
-from jaxbraid._equations import Rhs, apply_rhs, masked
-from jaxbraid._forward import relaxed_solution
+from jaxbraid._equations import Points, Rhs, apply_rhs, masked
+from jaxbraid._forward import Track, relaxed_solution
 from jaxbraid._iterate import squares
 from jaxbraid._problem import Data, Inputs, Setup
 from jaxbraid._stats import AdjointStats
@@ -50,31 +50,37 @@ def solve_adjoint(
     _, h = setup.hierarchies(comm.size)
     p, pullback = adjoint_problem(setup, data, comm, saved, last, source, aux_ct)
 
-    def initial(l: int) -> Tree:
+    def initial(l: int) -> Points:
         # C-points beyond the end of time already have their value, that of the end
         lp = p.levels[l]
         n = lp.level.intervals if l == 0 else lp.level.block
         known = _tree.repeat(lp.u0, n)
         inside = lp.inside if l == 0 else lp.inputs.active
         zeros = _tree.zeros(_tree.shapes(known))
-        return zeros if inside is None else _tree.where(inside, zeros, known)
+        u = zeros if inside is None else _tree.where(inside, zeros, known)
+        return Points(u, () if p.basis is None else _tree.repeat(p.basis, n))
 
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs
         value, dparams, dargs, dside = pullback.full(x, adjoint)
-        value = masked(x.active, apply_rhs(value, rhs), adjoint)
+        value = masked(x.active, apply_rhs(value, adjoint, rhs), adjoint)
         return value, (dparams, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
 
     zero = _tree.zeros(_tree.shapes((pullback.args[0], pullback.side[0])))
-    done, swept, stats = relaxed_solution(p, h, initial, body, zero, want_stats)
+    track = Track() if want_stats else None
+    done, swept, stats = relaxed_solution(p, h, initial, body, zero, track)
     dparams, norms = h.levels[0].flatten(swept.outputs, True)
     dargs, dside = swept.total
     use_u = p.coarsest > 0 and setup.adjoint.final_relax != "FC"
-    du0 = comm.broadcast(_tree.take(done if use_u else swept.ends, 0), 0)
+    if p.periodic:  # u0 is but a guess
+        du0 = _tree.zeros(_tree.shapes(last))
+    else:
+        du0 = comm.broadcast(_tree.take(done.u if use_u else swept.ends, 0), 0)
     record = None
     if want_stats:
         assert stats is not None
         norms = comm.batch_sum(norms)
+        stats = stats[0]
         record = AdjointStats(stats.residuals, stats.iterations.astype(jnp.float32), norms)
     return Adjoint(
         du0,

@@ -28,6 +28,7 @@ from jaxbraid._problem import (
     Space,
     arrange_inputs,
     batched,
+    first_basis,
     forward_one,
     forward_step,
     interval_batch,
@@ -187,6 +188,8 @@ def adjoint_problem(
             within_time(h, l, comm),
             owner_of_next(h, l),
             expand,
+            h.last_slot(l),
+            h.last_c_point(l),
         )
         levels.append(lp)
         if l == len(h.levels) - 1:
@@ -203,8 +206,17 @@ def adjoint_problem(
             source = source if restrict is None else jax.vmap(restrict)(source)
         params, states, source = to_next(h, l, comm, (params, states, source))
     assert finest is not None
-    norm = norm_of_state(config, space)
-    return Problem(tuple(levels), config, comm, start_of(config), norm, reverse=True), finest
+    p = Problem(
+        tuple(levels),
+        config,
+        comm,
+        start_of(config),
+        norm_of_state(config, space),
+        reverse=True,
+        basis=first_basis(config, space),
+        periodic=setup.periodic,
+    )
+    return p, finest
 
 
 def _recomputation(setup: Setup, space: Space, shared: Shared) -> Callable[[Inputs], Inputs]:

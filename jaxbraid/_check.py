@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jaxbraid import _tree
+from jaxbraid._delta import dimension
 from jaxbraid._equations import LevelProblem
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup, Shared, Space
@@ -70,32 +72,38 @@ def common_leading_axis(name: str, x: Tree, meaning: str) -> int:
     return n
 
 
-def mesh_axes(mesh: Any, layer_axis: str, batch_axis: str | None) -> None:
+def mesh_axes(
+    mesh: Any, layer_axis: str, batch_axis: str | None, space_axis: str | None = None
+) -> None:
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh={mesh!r}: must be a jax.sharding.Mesh or None.")
-    for name, axis in (("layer_axis", layer_axis), ("batch_axis", batch_axis)):
+    axes = {"layer_axis": layer_axis, "batch_axis": batch_axis, "space_axis": space_axis}
+    for name, axis in axes.items():
         if axis is not None and axis not in mesh.axis_names:
             raise ValueError(f"{name}={axis!r}: must be one of the mesh's axes {mesh.axis_names}.")
-    if layer_axis == batch_axis:
-        raise ValueError(f"layer_axis and batch_axis are both {layer_axis!r}: they must differ.")
+    for (name, axis), (other, same) in itertools.combinations(axes.items(), 2):
+        if axis is not None and axis == same:
+            raise ValueError(f"{name} and {other} are both {axis!r}: they must differ.")
     if layer_axis is None:
         raise TypeError("layer_axis=None: must be the name of a mesh axis.")
 
 
-def batch_divides(name: str, x: Tree, parts: int, batch_axis: str) -> None:
-    """Every leaf's leading axis can be split into `parts`."""
+def parts_divide(name: str, x: Tree, layout: Any) -> None:
+    """Every leaf's first axes can be split over the mesh axes that split states."""
+    sizes = [layout.mesh.shape[axis] for axis in layout.split]
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         where = name + jax.tree_util.keystr(path)
-        if jnp.ndim(leaf) == 0:
-            raise ValueError(
-                f"{where} is a scalar: with batch_axis={batch_axis!r} it must have a leading batch "
-                "axis."
-            )
-        if jnp.shape(leaf)[0] % parts:
-            raise ValueError(
-                f"{where} has a batch of {jnp.shape(leaf)[0]}, which batch_axis={batch_axis!r} of "
-                f"size {parts} does not divide."
-            )
+        for i, (axis, parts) in enumerate(zip(layout.split, sizes, strict=True)):
+            if jnp.ndim(leaf) <= i:
+                raise ValueError(
+                    f"{where} has {jnp.ndim(leaf)} axes: the mesh axis {axis!r} splits axis {i}, "
+                    "which it must have."
+                )
+            if jnp.shape(leaf)[i] % parts:
+                raise ValueError(
+                    f"{where} has a size of {jnp.shape(leaf)[i]} along axis {i}, which the mesh "
+                    f"axis {axis!r} of size {parts} does not divide."
+                )
 
 
 def config(name: str, value: Any) -> None:
@@ -247,3 +255,22 @@ def guess(value: Any, u0: Tree, n: int) -> Tree | None:
         return g if g.dtype == u.dtype else g.astype(u.dtype)
 
     return jax.lax.stop_gradient(jax.tree.map(one, value, u0))
+
+
+def delta(config: MGRIT, adjoint: MGRIT, setup: Setup, layout: Any, u0: Tree) -> None:
+    """Whether a Delta correction, if it is asked for, can be made."""
+    for name, one in (("config", config), ("adjoint", adjoint)):
+        if one.delta is None:
+            continue
+        if setup.transfers is not None:
+            raise ValueError(f"{name} has delta={one.delta!r}: not with spatial coarsening.")
+        if layout.parts > 1:
+            raise ValueError(
+                f"{name} has delta={one.delta!r}: not on a mesh that splits states (batch_axis, "
+                "space_axis)."
+            )
+        size = dimension([x for x in jax.tree.leaves(u0) if _tree.is_inexact(x)])
+        if one.delta != "full" and one.delta > size:
+            raise ValueError(
+                f"{name} has delta={one.delta}: must be at most {size}, the numbers in the state."
+            )

@@ -54,6 +54,15 @@ class Comm(Protocol):
         """Number of parts of the batch."""
         ...
 
+    def batch_gather(self, x: Tree) -> Tree:
+        """The states in `x`, with one leading axis, put together from all parts of the batch."""
+        ...
+
+    @property
+    def is_first(self) -> jax.Array | bool:
+        """Whether this is the first device of all."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class OneDevice:
@@ -83,14 +92,24 @@ class OneDevice:
     def batch_size(self) -> int:
         return 1
 
+    def batch_gather(self, x: Tree) -> Tree:
+        return x
+
+    @property
+    def is_first(self) -> bool:
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxes:
-    """One axis of a JAX mesh as the row and optionally another for the batch, in `shard_map`."""
+    """One axis of a JAX mesh as the row, and others that split states, in `shard_map`.
+
+    Axis `i` of a state is split along mesh axis `split[i]`; together they have `parts` devices.
+    """
 
     axis: str
     size: int
-    batch_axis: str | None = None
+    split: tuple[str, ...] = ()
     parts: int = 1
 
     @property
@@ -124,7 +143,19 @@ class MeshAxes:
     def batch_sum(self, x: Tree) -> Tree:
         if self.parts == 1 or not jax.tree.leaves(x):
             return x
-        return jax.lax.psum(x, self.batch_axis)
+        return jax.lax.psum(x, self.split)
 
     def batch_size(self) -> int:
         return self.parts
+
+    def batch_gather(self, x: Tree) -> Tree:
+        for i, axis in enumerate(self.split):
+            x = _tree.on_data(
+                lambda a, i=i, axis=axis: jax.lax.all_gather(a, axis, axis=i + 1, tiled=True), x
+            )
+        return x
+
+    @property
+    def is_first(self) -> jax.Array:
+        index = sum((jax.lax.axis_index(axis) for axis in self.split), self.index)
+        return index == 0

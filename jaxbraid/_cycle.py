@@ -23,7 +23,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxbraid import _tree
+from jaxbraid._delta import Delta, orthonormal
 from jaxbraid._equations import (
+    Points,
     Problem,
     Rhs,
     Step,
@@ -31,10 +33,12 @@ from jaxbraid._equations import (
     from_owner,
     hand_down,
     hand_up,
+    known_beyond,
     last_entry,
     masked,
     neighbour,
     predecessors,
+    starting,
     takes_part,
     to_owner,
     turn,
@@ -61,28 +65,35 @@ def when(predicate: jax.Array | bool, run: Callable[[], Tree], otherwise: Callab
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
-def _with_rhs(phi: Step) -> Callable[[Tree, tuple[Any, Rhs | None]], tuple[Tree, Tree]]:
-    """A step with its right-hand side, writing out the value that it steps to."""
+def _with_rhs(phi: Step) -> Callable[[Points, tuple[Any, Rhs | None]], Points]:
+    """A step with its right-hand side, and its derivative along the basis that is carried."""
 
-    def body(u: Tree, x: tuple[Any, Rhs | None]) -> tuple[Tree, Tree]:
-        inputs, rhs = x
-        u = masked(inputs.active, apply_rhs(phi(inputs, u), rhs), u)
-        return u, u
+    def step(x: Points, given: tuple[Any, Rhs | None]) -> Points:
+        inputs, rhs = given
 
-    return body
+        def to_next(u: Tree) -> Tree:
+            return masked(inputs.active, apply_rhs(phi(inputs, u), u, rhs), u)
+
+        if not jax.tree.leaves(x.basis):
+            return Points(to_next(x.u))
+        u, push = jax.linearize(to_next, x.u)
+        return Points(u, jax.vmap(push, in_axes=1, out_axes=1)(x.basis))
+
+    return step
 
 
-def starts(p: Problem, l: int, u: Tree) -> Tree:
-    """The states that each interval is swept from: the C-points before it, first of all `u0`."""
-    lp = p.levels[l]
-    level = lp.level
+def starts(p: Problem, l: int, x: Points) -> Points:
+    """What each interval is swept from: the C-points before it, first of all the initial value."""
+    lp, level = p.levels[l], p.levels[l].level
     if l == p.coarsest:
-        return _tree.repeat(lp.u0, 1)
+        return _tree.repeat(starting(p, l, x, lp.last), 1)
+    first = starting(p, l, x, lp.last_c)
+    x = known_beyond(p, lp.inside, x, first)
     if p.reverse:
-        before = neighbour(p, l, last_entry(p, u), lp.u0)
+        before = neighbour(p, l, last_entry(p, x), first)
     else:
-        before = lp.comm.shift(last_entry(p, u), level.group * level.stride, lp.u0)
-    return predecessors(p, u, before)
+        before = lp.comm.shift(last_entry(p, x), level.group * level.stride, first)
+    return predecessors(p, x, before)
 
 
 def march(
@@ -140,7 +151,7 @@ def march(
     def stage(i: jax.Array, carry: tuple[Tree, Swept]) -> tuple[Tree, Swept]:
         x, done = carry
         done = lax.cond(mine == i, run, lambda _: done, x)
-        return neighbour(p, l, done.ends, _tree.repeat(lp.u0, 1)), done
+        return neighbour(p, l, done.ends, x), done
 
     return lax.fori_loop(0, level.group, stage, (start, idle()))[1]
 
@@ -150,26 +161,24 @@ def arranged_rhs(p: Problem, l: int, rhs: Rhs | None) -> Rhs | None:
     return None if rhs is None else lp.level.arrange(rhs, lp.batch, p.reverse)
 
 
-def sweep(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
+def sweep(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
     """F-relaxation and the step that closes each interval: the new values of the C-points."""
-    body = _with_rhs(p.levels[l].phi)
-
-    def silent(u: Tree, x: Any) -> tuple[Tree, Tree]:
-        return body(u, x)[0], ()
-
-    ends = march(p, l, starts(p, l, u), silent, (p.levels[l].swept, rhs)).ends
+    step = _with_rhs(p.levels[l].phi)
+    xs = (p.levels[l].swept, rhs)
+    ends = march(p, l, starts(p, l, x), lambda x, given: (step(x, given), ()), xs).ends
     return to_owner(p, l, ends)
 
 
-def all_points(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
-    """F-relaxation that keeps what it steps to: the values of all slots, given the C-points `u`."""
+def all_points(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
+    """F-relaxation that keeps what it steps to: the values of all slots, given the C-points `x`."""
     lp, level = p.levels[l], p.levels[l].level
+    x = x if p.moves_basis else Points(x.u)
     xs = (lp.swept, rhs)
     place = 0 if p.reverse else level.length - 1  # of the step into a C-point
     if level.group == 1:  # that step is not needed
         xs = jax.tree.map(lambda a: a[:, 1:] if p.reverse else a[:, :-1], xs)
-    out = march(p, l, starts(p, l, u), _with_rhs(lp.phi), xs).outputs
-    u = from_owner(p, l, u)
+    out = march(p, l, starts(p, l, x), _writing(_with_rhs(lp.phi)), xs).outputs
+    x = from_owner(p, l, x)
 
     def close(a: jax.Array, c: jax.Array) -> jax.Array:
         c = c.reshape(level.intervals // lp.batch, 1, lp.batch, *c.shape[1:])
@@ -178,7 +187,20 @@ def all_points(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
             return a.at[:, place : place + 1].set(jnp.where(closing, c, a[:, place : place + 1]))
         return jnp.concatenate([c, a] if p.reverse else [a, c], axis=1)
 
-    return level.flatten(jax.tree.map(close, out, u), p.reverse)
+    x = level.flatten(jax.tree.map(close, out, x), p.reverse)
+    if p.moves_basis:
+        return x._replace(basis=orthonormal(x.basis)[0])
+    return x if p.basis is None else x._replace(basis=_tree.repeat(p.basis, level.block))
+
+
+def _writing(step: Callable[[Points, Any], Points]) -> Callable[[Points, Any], tuple[Points, Any]]:
+    """`step`, writing out what it steps to."""
+
+    def run(x: Points, given: Any) -> tuple[Points, Points]:
+        x = step(x, given)
+        return x, x
+
+    return run
 
 
 def map_slots(fn: Callable[[Any], Tree], size: int, xs: Any) -> Tree:
@@ -190,17 +212,23 @@ def map_slots(fn: Callable[[Any], Tree], size: int, xs: Any) -> Tree:
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), lax.map(fn, xs))
 
 
-def step_all(p: Problem, l: int, v: Tree) -> Tree:
-    """`Phi(v_{i-1})` of all slots of level `l` at once (as many as `batch` allows)."""
+def before(p: Problem, l: int, x: Points) -> Points:
+    """What the step into each slot of level `l` starts from."""
+    first = starting(p, l, x, p.levels[l].last)
+    x = known_beyond(p, p.levels[l].inputs.active, x, first)
+    return predecessors(p, x, neighbour(p, l, last_entry(p, x), first))
+
+
+def step_all(p: Problem, l: int, x: Points, rhs: Rhs | None = None) -> Points:
+    """One step into all slots of level `l` at once (as many as `batch` allows) from values `x`."""
     lp, level = p.levels[l], p.levels[l].level
-    before = predecessors(p, v, neighbour(p, l, last_entry(p, v), lp.u0))
+    step = _with_rhs(lp.phi)
 
-    def run() -> Tree:
+    def run() -> Points:
         size = level.slots_at_once(lp.batch)
-        out = map_slots(lambda x: lp.phi(*x), size, (lp.inputs, before))
-        return masked(lp.inputs.active, out, before)
+        return map_slots(lambda x: step(*x), size, (x, (lp.inputs, rhs)))
 
-    return when(takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(v)))
+    return when(takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(x)))
 
 
 # -- the cycle ------------------------------------------------------------------------------------
@@ -218,12 +246,12 @@ def relax(p: Problem, l: int, u: Tree, rhs: Rhs | None, keep_residual: bool = Fa
     """F-relaxation and `cf_relax` C-F-relaxations, as one loop: the sweep is compiled once."""
     count, weight = p.config.at("cf_relax", l), p.config.at("c_weight", l)
     if count == 0:
-        w = sweep(p, l, u, rhs)
+        w = sweep(p, l, Points(u), rhs).u
         return Relaxed(u, w, _tree.sub(w, u) if keep_residual else ())
 
     def body(i: jax.Array, x: Relaxed) -> Relaxed:
         u = _tree.where(i > 0, _tree.move(x.u, weight, x.w), x.u)
-        w = sweep(p, l, u, rhs)
+        w = sweep(p, l, Points(u), rhs).u
         residual = _tree.where(i > 0, x.residual, _tree.sub(w, u)) if keep_residual else ()
         return Relaxed(u, w, residual)
 
@@ -236,59 +264,86 @@ def relax_swept(p: Problem, l: int, u: Tree, w: Tree, rhs: Rhs | None) -> tuple[
 
     def body(_: int, x: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         u = _tree.move(x[0], weight, x[1])
-        return u, sweep(p, l, u, rhs)
+        return u, sweep(p, l, Points(u), rhs).u
 
     return lax.fori_loop(0, p.config.at("cf_relax", l), body, (u, w))
 
 
-def cycle(p: Problem, l: int, u: Tree, rhs: Rhs | None, kind: str) -> Tree:
+def cycle(p: Problem, l: int, x: Points, rhs: Rhs | None, kind: str) -> Points:
     """Relax level `l` and correct it from the next."""
-    relaxed = relax(p, l, u, rhs)
-    return correct(p, l, relaxed.u, relaxed.w, kind)
+    relaxed = relax(p, l, x.u, rhs)
+    return correct(p, l, x._replace(u=relaxed.u), relaxed.w, rhs, kind)
 
 
-def correct(p: Problem, l: int, u: Tree, w: Tree, kind: str) -> Tree:
+def correct(p: Problem, l: int, x: Points, w: Tree, rhs: Rhs | None, kind: str) -> Points:
     """Solve the FAS equation on level `l + 1` and add the prolonged change to the C-points."""
     restrict, prolong = _batched(p.levels[l].restrict), _batched(p.levels[l].prolong)
-    v = restrict(u)
-    v, b = hand_down(p, l, (v, _tree.add(v, restrict(_tree.sub(w, u)))))
-    change = _tree.sub(visit(p, l + 1, v, Rhs(step_all(p, l + 1, v), b), kind), v)
-    return _tree.add(u, prolong(hand_up(p, l, change)))
+    v = restrict(x.u)
+    b = _tree.add(v, restrict(_tree.sub(w, x.u)))
+    fine = () if p.basis is None else sweep(p, l, x, rhs).basis
+    y, b, fine = hand_down(p, l, (Points(v, x.basis), b, fine))
+    begin = before(p, l + 1, y)
+    coarse = step_all(p, l + 1, begin)
+    delta = None
+    if p.basis is not None:
+        delta = Delta(*begin, _tree.sub(fine, coarse.basis))
+    new = visit(p, l + 1, y, Rhs(coarse.u, b, delta), kind)
+    change = hand_up(p, l, Points(_tree.sub(new.u, y.u), new.basis))
+    return Points(_tree.add(x.u, prolong(change.u)), change.basis)
 
 
 def _batched(fn: Callable[[Tree], Tree] | None) -> Callable[[Tree], Tree]:
     return (lambda x: x) if fn is None else jax.vmap(fn)
 
 
-def visit(p: Problem, l: int, v: Tree, rhs: Rhs | None, kind: str) -> Tree:
-    """One cycle on level `l > 0` from the values `v` of its slots; returns those of all slots."""
+def visit(p: Problem, l: int, y: Points, rhs: Rhs | None, kind: str) -> Points:
+    """One cycle on level `l > 0` from the values `y` of its slots; returns those of all slots."""
     if l == p.coarsest:
-        return solve_coarsest(p, v, rhs)
-    u = to_owner(p, l, p.levels[l].level.c_slots(v, p.reverse))
+        return solve_coarsest(p, y, rhs)
+    x = to_owner(p, l, p.levels[l].level.c_slots(y, p.reverse))
     rhs = arranged_rhs(p, l, rhs)
 
     if kind == "W":
-        u = lax.fori_loop(0, 2, lambda _, u: cycle(p, l, u, rhs, "W"), u)
+        x = lax.fori_loop(0, 2, lambda _, x: cycle(p, l, x, rhs, "W"), x)
     else:
-        u = cycle(p, l, u, rhs, kind)
+        x = cycle(p, l, x, rhs, kind)
         if kind == "F":
-            u = cycle(p, l, u, rhs, "V")
-    return all_points(p, l, u, rhs)
+            x = cycle(p, l, x, rhs, "V")
+    return all_points(p, l, x, rhs)
 
 
-def solve_coarsest(p: Problem, v: Tree, rhs: Rhs | None) -> Tree:
+def solve_coarsest(p: Problem, y: Points, rhs: Rhs | None) -> Points:
     """The coarsest level: stepped in sequence, or relaxed at all points at once."""
     l = p.coarsest
+    basis = y.basis
+    y = y if p.moves_basis else Points(y.u)
+
+    def orthonormalised(x: Points) -> Points:
+        return x._replace(basis=orthonormal(x.basis)[0]) if p.moves_basis else x
+
     if p.config.window is not None or p.config.coarse_solver == "relax":
         if p.config.window is not None:
             sweeps = p.config.window - 1
         else:
             sweeps = 1 + (p.config.at("cf_relax", l - 1) if l > 0 else 0)
-        return lax.fori_loop(0, sweeps, lambda _, u: apply_rhs(step_all(p, l, u), rhs), v)
-    lp = p.levels[l]
-    xs = (lp.swept, arranged_rhs(p, l, rhs))
-    out = march(p, l, starts(p, l, v), _with_rhs(lp.phi), xs).outputs
-    return lp.level.flatten(out, p.reverse)
+
+        def relax_all(_: int, y: Points) -> Points:
+            return orthonormalised(step_all(p, l, before(p, l, y), rhs))
+
+        y = lax.fori_loop(0, sweeps, relax_all, y)
+    else:
+        lp = p.levels[l]
+        step = _with_rhs(lp.phi)
+        body = _writing(lambda x, given: orthonormalised(step(x, given)))
+        xs = (lp.swept, arranged_rhs(p, l, rhs))
+
+        def around(y: Points) -> Points:
+            return lp.level.flatten(march(p, l, starts(p, l, y), body, xs).outputs, p.reverse)
+
+        y = around(y)
+        if p.periodic:
+            y = lax.fori_loop(1, p.config.coarse_rounds, lambda _, y: around(y), y)
+    return y if p.moves_basis else y._replace(basis=basis)
 
 
 def source(p: Problem, l: int) -> Rhs | None:
@@ -297,22 +352,23 @@ def source(p: Problem, l: int) -> Rhs | None:
     return None if g is None else Rhs(None, g)
 
 
-def coarse_start(p: Problem, guess: Callable[[int], Tree], improve: bool) -> Tree:
+def coarse_start(p: Problem, guess: Callable[[int], Points], improve: bool) -> Points:
     """Nested iteration: solve the coarsest level, prolong, and `improve` by a V-cycle a level.
 
     `guess(l)` gives the slots of the coarsest level before it is solved (it matters to AT-MGRIT).
     Returns the C-points of level 0.
     """
-    v = solve_coarsest(p, guess(p.coarsest), source(p, p.coarsest))
+    y = solve_coarsest(p, guess(p.coarsest), source(p, p.coarsest))
     for l in range(p.coarsest - 1, -1, -1):
         lp = p.levels[l]
+        x = hand_up(p, l, y)
         # beyond the end of time (in reverse: before the beginning) nothing is to be approximated
-        u = _batched(lp.prolong)(hand_up(p, l, v))
-        u = masked(lp.inside, u, _tree.repeat(lp.u0, lp.level.intervals))
+        known = _tree.repeat(lp.u0, lp.level.intervals)
+        x = x._replace(u=masked(lp.inside, _batched(lp.prolong)(x.u), known))
         if l == 0:
-            return u
+            return x
         rhs = arranged_rhs(p, l, source(p, l))
         if improve:
-            u = cycle(p, l, u, rhs, "V")
-        v = all_points(p, l, u, rhs)
+            x = cycle(p, l, x, rhs, "V")
+        y = all_points(p, l, x, rhs)
     raise AssertionError("unreachable: a hierarchy of one level has no coarse start")

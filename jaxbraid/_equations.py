@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm
+from jaxbraid._delta import Delta
 from jaxbraid._hierarchy import Level
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Tree
@@ -24,11 +25,22 @@ Step = Callable[[Any, Tree], Tree]  # (inputs of some steps, their states) -> th
 Start = Literal["guess", "nested", "coarse"]  # how the first C-points are had
 
 
+class Points(NamedTuple):
+    """Values at some points and, with a Delta correction, the bases that it acts on there."""
+
+    u: Tree
+    basis: Tree = ()
+
+
 class Rhs(NamedTuple):
-    """Right-hand side of some slots: `(Phi(u) - phi) + b`; without `phi`, `Phi(u) + b`."""
+    """Right-hand side of some slots: `(Phi(u) - phi) + b`; without `phi`, `Phi(u) + b`.
+
+    With a `delta`, `delta(u)` is added.
+    """
 
     phi: Tree | None
     b: Tree
+    delta: Delta | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +51,8 @@ class LevelProblem:
     that pass their state on; `swept` are the same inputs arranged for sweeps of `batch` intervals
     at once. `u0` is the value that the march starts from; `restrict` and `prolong` act on single
     states, to and from the next level. `comm` is the row of devices that share the level; where the
-    next one lies on every device, `owner` is that level as they share it.
+    next one lies on every device, `owner` is that level as they share it. `last` and `last_c` say
+    where the last step's slot and the last C-point lie: the device and the place on it.
     """
 
     level: Level
@@ -55,11 +68,18 @@ class LevelProblem:
     inside: jax.Array | None = None  # which C-points lie within time, None if all
     owner: Level | None = None
     expand: Callable[[Any], Any] | None = None  # the inputs of some intervals, as they are stepped
+    last: tuple[int, int] = (0, -1)
+    last_c: tuple[int, int] = (0, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The equations of all levels, how they are solved, and the direction of marching."""
+    """The equations of all levels, how they are solved, and the direction of marching.
+
+    `basis`, with a Delta correction, is the basis `(k, ...)` at the point where the march starts.
+    Where time is `periodic`, the march starts from where it ends, plus, in reverse, `u0`.
+    `watch(i, norm, u)` is told of every iteration.
+    """
 
     levels: tuple[LevelProblem, ...]
     config: MGRIT
@@ -67,10 +87,18 @@ class Problem:
     start: Start
     norm: Callable[[Tree], jax.Array] | None = None
     reverse: bool = False
+    basis: Tree | None = None
+    periodic: bool = False
+    watch: Callable[[Any, jax.Array, Tree], None] | None = None
 
     @property
     def coarsest(self) -> int:
         return len(self.levels) - 1
+
+    @property
+    def moves_basis(self) -> bool:
+        """Whether bases follow the flow; a basis of all unit vectors stays."""
+        return self.basis is not None and self.config.delta != "full"
 
 
 def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
@@ -78,12 +106,16 @@ def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
     return value if active is None else _tree.where(active, value, u)
 
 
-def apply_rhs(value: Tree, rhs: Rhs | None) -> Tree:
+def apply_rhs(value: Tree, u: Tree, rhs: Rhs | None) -> Tree:
+    """The right-hand side of steps from `u` to `value` (a batch of them) applied."""
     if rhs is None:
         return value
     if rhs.phi is None:
         return _tree.add(value, rhs.b)
-    return _tree.add(_tree.sub(value, rhs.phi), rhs.b)
+    change = _tree.sub(value, rhs.phi)
+    if rhs.delta is not None:
+        change = _tree.add(change, rhs.delta(u))
+    return _tree.add(change, rhs.b)
 
 
 # -- communication along the march ----------------------------------------------------------------
@@ -101,6 +133,23 @@ def predecessors(p: Problem, x: Tree, first: Tree) -> Tree:
     if p.reverse:
         return _tree.concatenate([_tree.take(x, slice(1, None)), first])
     return _tree.concatenate([first, _tree.take(x, slice(None, -1))])
+
+
+def starting(p: Problem, l: int, x: Points, last: tuple[int, int]) -> Points:
+    """What the march on level `l` starts from, given the values `x`, the last of them at `last`."""
+    lp = p.levels[l]
+    if not p.periodic:
+        return Points(lp.u0, () if p.basis is None or not jax.tree.leaves(x.basis) else p.basis)
+    device, place = (0, 0) if p.reverse else last
+    end = lp.comm.broadcast(_tree.take(x, place), device)
+    return end._replace(u=_tree.add(end.u, lp.u0)) if p.reverse else end
+
+
+def known_beyond(p: Problem, inside: jax.Array | None, x: Points, first: Points) -> Points:
+    """`x` with `first` where a march in periodic time comes through before it enters time."""
+    if not (p.periodic and p.reverse) or inside is None:
+        return x
+    return masked(inside, x, _tree.repeat(first, inside.shape[0]))
 
 
 def last_entry(p: Problem, x: Tree) -> Tree:

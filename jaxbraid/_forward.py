@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,33 +12,66 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._check import check_steps
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep
-from jaxbraid._equations import Problem, ends_of_intervals, masked, to_owner, turn
+from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep, when
+from jaxbraid._delta import orthonormal, rows
+from jaxbraid._equations import (
+    Points,
+    Problem,
+    ends_of_intervals,
+    gather,
+    masked,
+    takes_part,
+    to_owner,
+    turn,
+)
 from jaxbraid._hierarchy import Hierarchy
-from jaxbraid._iterate import all_finite, iterate, make_stats
+from jaxbraid._iterate import all_finite, finished, iterate, make_stats
 from jaxbraid._options import SavedStates
 from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step, start_of
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
 
 
+class Watch(NamedTuple):
+    """A function on the host that is told of every iteration: `fn(i, norm, states)`."""
+
+    fn: Callable[[Any, Any, Any], None]
+    states: bool  # whether it is given the states at the C-points, or None
+
+
+class Track(NamedTuple):
+    """How a solve's convergence is recorded."""
+
+    points: bool = False  # also at each C-point
+    watch: tuple[Watch, ...] = ()
+
+
 class Want(NamedTuple):
     """Which results a solve is asked for; what is not asked for is not computed."""
 
-    states: bool
-    stats: bool
+    states: SavedStates | None
+    track: Track | None
     aux: bool
     save: SavedStates | None = None  # for the adjoint solve, where this is its forward pass
+    growth: bool = False
 
 
 class Forward(NamedTuple):
-    """Results on one device; `states` are those where its slots start, `aux` of its steps."""
+    """Results on one device, as far as they are asked for.
+
+    - `states`: those where its slots (or only its intervals) start; `aux`: of its steps.
+    - `points`: norms at its C-points, `(C-points, max_iters + 1)`.
+    - `saved`: states for the adjoint solve, see `adjoint_problem`.
+    - `growth`: logarithms of how much the vectors of the basis grow over all time, `(k,)`.
+    """
 
     u: Tree
     states: Tree
     aux: Tree
-    stats: Any  # Stats, if asked for
-    saved: Tree  # states for the adjoint solve, if asked for; see `adjoint_problem`
+    stats: Any
+    points: Any
+    saved: Tree
+    growth: Any
 
 
 def solve_forward(
@@ -49,74 +83,138 @@ def solve_forward(
     p, space = forward_problem(setup, data, comm, start_of(config, guess is not None))
     check_steps(setup, space, p.levels, data.shared, want.save is not None)
 
-    def initial(l: int) -> Tree:
+    join = jax.vmap(lambda s: space.join(0, s))
+    p = dataclasses.replace(p, watch=_watch(h, p, join, want.track))
+
+    def initial(l: int) -> Points:
         lp = p.levels[l]
         n = lp.level.intervals if l == 0 else lp.level.block
+        basis = () if p.basis is None else _tree.repeat(p.basis, n)
         if l == 0 and guess is not None:
             starts, end = (space.split[0](x)[0] for x in guess)
-            return ends_of_intervals(p, lp.level.first_slots(starts), end)
-        return _tree.repeat(_tree.zeros(_tree.shapes(lp.u0)), n)
+            u = ends_of_intervals(p, lp.level.first_slots(starts), end)
+            return Points(u, basis)
+        u = lp.u0 if p.periodic else _tree.zeros(_tree.shapes(lp.u0))
+        return Points(_tree.repeat(u, n), basis)
 
-    keep_all = want.states or want.save == "all"
+    keep_all = "all" in (want.states, want.save)
 
     def body(u: Tree, xs: tuple[Inputs, None]) -> tuple[Tree, Any]:
         x, _ = xs
         value, aux = forward_step(setup, space, 0, x, u, data.shared)
         return masked(x.active, value, u), (u if keep_all else (), aux if want.aux else ())
 
-    done, swept, stats = relaxed_solution(p, h, initial, body, None, want.stats)
+    done, swept, record = relaxed_solution(p, h, initial, body, None, want.track)
     states, aux = h.levels[0].flatten(swept.outputs, False)
-    u = _final(p, h, done, swept)
-    if stats is not None:  # the norms do not see what lies behind the last C-point
+    u = _final(p, h, done.u, swept)
+    stats, points = None, ()
+    if record is not None:  # the norms do not see what lies behind the last C-point
+        stats, points = record
         finite = stats.finite & all_finite(p, u)
         stats = dataclasses.replace(stats, finite=finite, converged=stats.converged & finite)
-    first_closed = None
+    first, closed = swept.starts, None
     if p.coarsest > 0 and config.final_relax == "FC":
-        first_closed = _starts_closed(p, swept.starts, to_owner(p, 0, swept.ends))
-    join = jax.vmap(lambda s: space.join(0, s))
-    saved = ()
-    if want.save == "coarse":
-        saved = (join(swept.starts), *([] if first_closed is None else [join(first_closed)]))
+        closed = _starts_closed(p, first, to_owner(p, 0, swept.ends))
+    coarse = join(first), *([] if closed is None else [join(closed)])
     if keep_all:
-        if first_closed is not None:
-            states = h.levels[0].replace_first(states, first_closed)
-        states = join(states)
-        saved = (states,) if want.save == "all" else saved
-    return Forward(space.join(0, u), states if want.states else (), aux, stats, saved)
+        states = join(states if closed is None else h.levels[0].replace_first(states, closed))
+    return Forward(
+        space.join(0, u),
+        {None: (), "all": states, "coarse": coarse[-1]}[want.states],
+        aux,
+        stats,
+        points,
+        {None: (), "all": (states,), "coarse": coarse}[want.save],
+        _growth(p, h, done) if want.growth else (),
+    )
+
+
+def _watch(
+    h: Hierarchy, p: Problem, join: Callable[[Tree], Tree], track: Track | None
+) -> Callable[[Any, jax.Array, Tree], None] | None:
+    """What tells the host of an iteration: the first device does."""
+    if track is None or not track.watch:
+        return None
+
+    def tell(i: Any, norm: jax.Array, u: Tree) -> None:
+        states = None
+        if any(w.states for w in track.watch):
+            count = len(h.c_points())
+            u = gather(h.owned(1), p.comm, count, u)
+            u = _tree.concatenate([_tree.repeat(p.levels[0].u0, 1), u])
+            states = p.comm.batch_gather(join(u))
+
+        def call() -> tuple[()]:
+            for fn, wants in track.watch:
+                jax.debug.callback(fn, i, norm, states if wants else None)
+            return ()
+
+        when(p.comm.is_first, call, lambda: ())
+
+    return tell
+
+
+def _growth(p: Problem, h: Hierarchy, x: Points) -> jax.Array:
+    """Logarithms of the growth of the basis' vectors over all time."""
+    ends = sweep(p, 0, x, arranged_rhs(p, 0, source(p, 0))).basis
+    if p.moves_basis:
+        here = (h.owned(1).start(p.comm.index, h.steps) < h.steps) & takes_part(p, h.owned(1))
+        logs = jnp.log(orthonormal(ends)[1])
+        return p.comm.sum(jnp.sum(jnp.where(here[:, None], logs, 0), axis=0))
+    transposed = gather(h.owned(1), p.comm, len(h.c_points()), rows(ends))
+
+    def push(q: jax.Array, jacobian: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q, r = jnp.linalg.qr(jacobian.T @ q)
+        return q, jnp.log(jnp.abs(jnp.diagonal(r)))
+
+    _, logs = jax.lax.scan(push, jnp.eye(transposed.shape[-1], dtype=transposed.dtype), transposed)
+    return logs.sum(0)
 
 
 def relaxed_solution(
-    p: Problem, h: Hierarchy, initial: Any, body: Any, total: Tree | None, want_stats: bool
-) -> tuple[Tree, Swept, Stats | None]:
+    p: Problem,
+    h: Hierarchy,
+    initial: Callable[[int], Points],
+    body: Any,
+    total: Tree | None,
+    track: Track | None,
+) -> tuple[Points, Swept, tuple[Stats, Any] | None]:
     """Iterate, relax once more as `final_relax` says, and sweep with `body` for the results.
 
     `body` takes a batch of states and of `(inputs, right-hand side)`. Returns the C-points before
-    that sweep, the sweep, and the statistics.
+    that sweep, the sweep, and what is tracked: the statistics, and the norms at each C-point.
     """
     rhs = arranged_rhs(p, 0, source(p, 0))
     xs = (p.levels[0].swept, rhs)
     if p.coarsest == 0:
-        swept = march(p, 0, starts(p, 0, ()), body, xs, total)
-        return (), swept, _stats_of_direct_solve(p, swept.ends) if want_stats else None
+        swept = march(p, 0, starts(p, 0, Points(())).u, body, xs, total)
+        return Points(()), swept, None if track is None else _direct_solve(p, swept.ends, track)
     counts = counted(h, p)
-    done = iterate(p, initial, counts, want_stats)
+    want_points = track is not None and track.points
+    done = iterate(p, initial, counts, track is not None, want_points)
     if p.config.final_relax == "FCF":
-        w = done.w if done.w is not None else sweep(p, 0, done.u, rhs)
-        done = done._replace(u=w)
-    swept = march(p, 0, starts(p, 0, done.u), body, xs, total)
-    stats = None
-    if want_stats:
-        stats = make_stats(p, done, counts, to_owner(p, 0, swept.ends))
-    return done.u, swept, stats
+        w = done.w if done.w is not None else sweep(p, 0, Points(done.x.u), rhs).u
+        done = done._replace(x=done.x._replace(u=w))
+    swept = march(p, 0, starts(p, 0, Points(done.x.u)).u, body, xs, total)
+    record = None
+    if track is not None:
+        done = finished(p, done, counts, to_owner(p, 0, swept.ends), want_points)
+        points = jax.tree.map(lambda a: a.T, done.record.points)
+        record = make_stats(p, done), points
+    return done.x, swept, record
 
 
-def _stats_of_direct_solve(p: Problem, ends: Tree) -> Stats:
+def _direct_solve(p: Problem, ends: Tree, track: Track) -> tuple[Stats, Any]:
     """Sequential stepping: one iteration that leaves no residual."""
     bad = sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(ends))
     finite = p.comm.batch_sum(p.comm.sum(jnp.asarray(bad, jnp.int32))) == 0
     nan = jnp.full((max(1, p.config.max_iters),), jnp.nan)
     residual = jnp.where(finite, 0.0, jnp.nan)
-    return Stats(nan.at[0].set(residual), nan[0], jnp.int32(1), finite, finite)
+    stats = Stats(nan.at[0].set(residual), nan[0], jnp.int32(1), finite, finite)
+    points = jnp.zeros((0, len(nan) + 1), nan.dtype) if track.points else ()
+    if p.watch is not None:
+        p.watch(1, residual, ())
+    return stats, points
 
 
 def _final(p: Problem, h: Hierarchy, u: Tree, swept: Swept) -> Tree:
@@ -134,5 +232,5 @@ def _final(p: Problem, h: Hierarchy, u: Tree, swept: Swept) -> Tree:
 def _starts_closed(p: Problem, first: Tree, w: Tree) -> Tree:
     """The states that intervals (or parts of one) start from, with `w` at the C-points."""
     level = p.levels[0].level
-    closed = starts(p, 0, w)
+    closed = starts(p, 0, Points(w)).u
     return closed if level.group == 1 else _tree.where(turn(p, level) == 0, closed, first)

@@ -201,6 +201,35 @@ class Hierarchy:
         """Slots of the finest level on all devices together, inactive ones included."""
         return self.devices * self.levels[0].block
 
+    def c_points(self) -> np.ndarray:
+        """Finest-level indices of the C-points where the intervals of level 0 start."""
+        if len(self.levels) == 1:
+            return np.zeros(1, int)
+        if self.levels[0].bounds is not None:
+            return np.array(self.levels[0].bounds[:-1])
+        return np.arange(0, self.steps, self.owned(1).span)
+
+    @property
+    def c_stride(self) -> int:
+        """Distance between devices that have C-points of level 0."""
+        return self.devices if len(self.levels) == 1 else self.owned(1).stride
+
+    def last_slot(self, level: int) -> tuple[int, int]:
+        """The device that holds the last step of `level`, and its place there."""
+        return self._last(self.levels[level], self.is_gathered(level))
+
+    def last_c_point(self, level: int) -> tuple[int, int]:
+        """The device that holds the C-point that ends the last interval, and its place there."""
+        if level == len(self.levels) - 1:
+            return 0, 0
+        return self._last(self.owned(level + 1), self.is_gathered(level))
+
+    def _last(self, level: Level, gathered: bool) -> tuple[int, int]:
+        if gathered or self.devices == 1:
+            return 0, level.block - 1
+        device, place = divmod(-(-self.steps // level.span) - 1, level.block)
+        return device * level.stride, place
+
     def has_inactive(self, level: int) -> bool:
         """Whether some slot of `level` lies beyond the end of time."""
         if self.gathered is not None and level > self.gathered:

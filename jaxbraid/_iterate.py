@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,24 @@ from jax import lax
 
 from jaxbraid import _tree
 from jaxbraid._cycle import arranged_rhs, coarse_start, correct, relax, relax_swept, source, sweep
-from jaxbraid._equations import Problem
+from jaxbraid._equations import Points, Problem
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
+
+
+class Record(NamedTuple):
+    """Norms after some iterations: over space and time, and over space at each C-point."""
+
+    norm: jax.Array
+    points: Any = ()  # (..., C-points on this device), if asked for
 
 
 class Iterate(NamedTuple):
     """C-points after the iterations, their sweep if it is known, and the norms so far."""
 
-    u: Tree
+    x: Points
     w: Tree | None
-    norms: jax.Array  # norms[0]: of the guess, norms[i]: after iteration i; NaN: not known
+    record: Record  # [0]: of the guess, [i]: after iteration i; NaN: not known
     iterations: jax.Array | int
 
 
@@ -35,7 +42,7 @@ def squares(x: Tree) -> jax.Array:
     return total
 
 
-def space_time_norm(p: Problem, x: Tree, counts: jax.Array) -> jax.Array:
+def measure(p: Problem, x: Tree, counts: jax.Array, want_points: bool) -> Record:
     """Temporal norm over the C-points that `counts` marks of the spatial norm of `x`."""
     if p.norm is None:
         values = jnp.sqrt(p.comm.batch_sum(jax.vmap(squares)(x)))
@@ -43,17 +50,24 @@ def space_time_norm(p: Problem, x: Tree, counts: jax.Array) -> jax.Array:
         values = jax.vmap(p.norm)(x)
         if p.comm.batch_size() > 1:
             values = jnp.sqrt(p.comm.batch_sum(values**2))
+    points = jnp.where(counts, values, jnp.nan) if want_points else ()
     values = jnp.where(counts, values, 0)
     kind = p.config.temporal_norm
     if kind == "max":
         worst = jnp.where(jnp.isnan(values), jnp.inf, values)
-        return p.comm.max(jnp.max(worst, initial=0))
+        return Record(p.comm.max(jnp.max(worst, initial=0)), points)
     if kind == "one":
-        return p.comm.sum(jnp.sum(values))
-    return jnp.sqrt(p.comm.sum(jnp.sum(values**2)))
+        return Record(p.comm.sum(jnp.sum(values)), points)
+    return Record(jnp.sqrt(p.comm.sum(jnp.sum(values**2))), points)
 
 
-def iterate(p: Problem, guess: Callable[[int], Tree], counts: jax.Array, track: bool) -> Iterate:
+def iterate(
+    p: Problem,
+    guess: Callable[[int], Points],
+    counts: jax.Array,
+    track: bool,
+    want_points: bool = False,
+) -> Iterate:
     """The iterations of a solve with more than one level, up to its last sweep.
 
     `guess(l)` gives C-points of level 0 for `l = 0`, slots of the coarsest level otherwise; only
@@ -63,51 +77,74 @@ def iterate(p: Problem, guess: Callable[[int], Tree], counts: jax.Array, track: 
     rhs = arranged_rhs(p, 0, source(p, 0))
     skipped = 0
     if p.start == "guess":
-        u = guess(0)
+        x = guess(0)
     else:
-        u = coarse_start(p, guess, improve=p.start == "nested")
+        x = coarse_start(p, guess, improve=p.start == "nested")
         skipped = min(1, config.max_iters) if p.start == "coarse" else 0
     count = config.max_iters - skipped
     jump = config.criterion == "jump"
 
-    def norm(x: Tree) -> jax.Array:
-        return space_time_norm(p, x, counts)
+    def norms_of(d: Tree) -> Record:
+        return measure(p, d, counts, want_points)
 
-    nan = jnp.full((), jnp.nan, jax.eval_shape(norm, u).dtype)
+    unknown = jax.tree.map(
+        lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(norms_of, x.u)
+    )
+
+    def unknown_rows(n: int) -> Record:
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *a.shape)), unknown)
+
+    def report(i: jax.Array | int, norms: Record, u: Tree) -> None:
+        if p.watch is not None:
+            p.watch(i, norms.norm, u)
 
     if config.tol == 0:
 
-        def body(u: Tree, _: None) -> tuple[Tree, jax.Array]:
-            relaxed = relax(p, 0, u, rhs, keep_residual=track and not jump)
-            new = correct(p, 0, relaxed.u, relaxed.w, config.cycle)
+        def body(x: Points, i: jax.Array) -> tuple[Points, Record]:
+            relaxed = relax(p, 0, x.u, rhs, keep_residual=track and not jump)
+            new = correct(p, 0, x._replace(u=relaxed.u), relaxed.w, rhs, config.cycle)
             if not track:
-                return new, nan
-            return new, norm(_tree.sub(new, u) if jump else relaxed.residual)
+                return new, unknown
+            # a body sees the residual before its cycle, but the jump after it
+            norms = norms_of(_tree.sub(new.u, x.u) if jump else relaxed.residual)
+            report(i + jump, norms, new.u if jump else x.u)
+            return new, norms
 
-        u, norms = lax.scan(body, u, length=count)
-        # a body sees the residual before its cycle, but the jump after it
-        before = jnp.full((skipped + jump,), nan)
-        return Iterate(u, None, jnp.concatenate([before, norms]), config.max_iters)
+        x, record = lax.scan(body, x, skipped + jnp.arange(count))
+        record = _joined(unknown_rows(skipped + jump), record)
+        return Iterate(x, None, record, config.max_iters)
 
-    def proceed(state: tuple[jax.Array, Tree, Tree, jax.Array]) -> jax.Array:
-        i, _, _, norms = state
-        last = norms[i]
+    def proceed(state: tuple[jax.Array, Points, Tree, Record]) -> jax.Array:
+        i, _, _, record = state
+        last = record.norm[i]
         unfinished = jnp.isfinite(last) & (last > config.tol)
         return (i < config.max_iters) & (unfinished | (jump & (i == skipped)))
 
-    def advance(state: tuple[jax.Array, Tree, Tree, jax.Array]):
-        i, u, w, norms = state
-        new = correct(p, 0, *relax_swept(p, 0, u, w, rhs), config.cycle)
-        w = sweep(p, 0, new, rhs)
-        value = norm(_tree.sub(new, u) if jump else _tree.sub(w, new))
-        return i + 1, new, w, norms.at[i + 1].set(value)
+    def advance(state: tuple[jax.Array, Points, Tree, Record]):
+        i, x, w, record = state
+        u, w = relax_swept(p, 0, x.u, w, rhs)
+        new = correct(p, 0, x._replace(u=u), w, rhs, config.cycle)
+        w = sweep(p, 0, Points(new.u), rhs).u
+        norms = norms_of(_tree.sub(new.u, x.u) if jump else _tree.sub(w, new.u))
+        report(i + 1, norms, new.u)
+        return i + 1, new, w, _with_row(record, i + 1, norms)
 
-    w = sweep(p, 0, u, rhs)
-    norms = jnp.full((config.max_iters + 1,), nan)
+    w = sweep(p, 0, Points(x.u), rhs).u
+    record = unknown_rows(config.max_iters + 1)
     if not jump:
-        norms = norms.at[skipped].set(norm(_tree.sub(w, u)))
-    i, u, w, norms = lax.while_loop(proceed, advance, (jnp.int32(skipped), u, w, norms))
-    return Iterate(u, w, norms, i)
+        norms = norms_of(_tree.sub(w, x.u))
+        report(skipped, norms, x.u)
+        record = _with_row(record, skipped, norms)
+    i, x, w, record = lax.while_loop(proceed, advance, (jnp.int32(skipped), x, w, record))
+    return Iterate(x, w, record, i)
+
+
+def _joined(a: Record, b: Record) -> Record:
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), a, b)
+
+
+def _with_row(record: Record, i: jax.Array | int, row: Record) -> Record:
+    return jax.tree.map(lambda a, b: a.at[i].set(b), record, row)
 
 
 def all_finite(p: Problem, x: Tree) -> jax.Array:
@@ -116,11 +153,20 @@ def all_finite(p: Problem, x: Tree) -> jax.Array:
     return p.comm.batch_sum(jnp.asarray(bad, jnp.int32)) == 0
 
 
-def make_stats(p: Problem, done: Iterate, counts: jax.Array, w: Tree) -> Stats:
-    """The record of a solve whose last sweep gave the values `w` at the C-points."""
-    norms, n = done.norms, p.config.max_iters
-    if p.config.tol == 0 and p.config.criterion == "residual":
-        norms = jnp.append(norms, space_time_norm(p, _tree.sub(w, done.u), counts))
+def finished(p: Problem, done: Iterate, counts: jax.Array, w: Tree, want_points: bool) -> Iterate:
+    """`done` with the norms of a last sweep that gave the values `w` at the C-points."""
+    if p.config.tol != 0 or p.config.criterion != "residual":
+        return done
+    norms = measure(p, _tree.sub(w, done.x.u), counts, want_points)
+    if p.watch is not None:
+        p.watch(p.config.max_iters, norms.norm, done.x.u)
+    row = jax.tree.map(lambda a: a[None], norms)
+    return done._replace(record=_joined(done.record, row))
+
+
+def make_stats(p: Problem, done: Iterate) -> Stats:
+    """The record of a solve that has finished."""
+    norms, n = done.record.norm, p.config.max_iters
     iterations = jnp.asarray(done.iterations, jnp.int32)
     last = norms[iterations]
     index = jnp.arange(n + 1)

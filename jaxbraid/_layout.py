@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxbraid import _check, _tree
@@ -31,8 +33,8 @@ class Layout(Protocol):
         ...
 
     @property
-    def batch_axis(self) -> str | None:
-        """Name of the axis that splits arrays along the batch, if any does."""
+    def split(self) -> tuple[str, ...]:
+        """Names of the mesh axes that split the first axes of states."""
         ...
 
     def agree(self, name: str, x: Tree) -> None:
@@ -66,6 +68,18 @@ class Layout(Protocol):
         """States at points to those where slots start, and the state at the end of time."""
         ...
 
+    def first_step(self, h: Hierarchy) -> int:
+        """Number of the first step of the arrays that a caller holds."""
+        ...
+
+    def c_points(self, h: Hierarchy) -> np.ndarray:
+        """C-points of the finest level where intervals start, as indices into those arrays."""
+        ...
+
+    def cut_c(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of intervals, or parts of one, on devices to those of C-points."""
+        ...
+
     def active(self, h: Hierarchy) -> jax.Array:
         """Which slots have a step."""
         ...
@@ -77,7 +91,7 @@ class MeshLayout:
 
     mesh: Mesh | None = None
     layer_axis: str = "layer"
-    batch_axis: str | None = None
+    split: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -85,9 +99,7 @@ class MeshLayout:
 
     @property
     def parts(self) -> int:
-        if self.mesh is None or self.batch_axis is None:
-            return 1
-        return self.mesh.shape[self.batch_axis]
+        return 1 if self.mesh is None else math.prod(self.mesh.shape[a] for a in self.split)
 
     def agree(self, name: str, x: Tree) -> None:
         """Arrays on a mesh are the same for all of it."""
@@ -95,7 +107,7 @@ class MeshLayout:
     def comm(self) -> Comm:
         if self.mesh is None:
             return OneDevice()
-        return MeshAxes(self.layer_axis, self.devices, self.batch_axis, self.parts)
+        return MeshAxes(self.layer_axis, self.devices, self.split, self.parts)
 
     def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
         """`fn(comm, ...)` over the mesh. Specs are made of `EVERYWHERE`, `LAYER`, `BATCH`, ..."""
@@ -137,14 +149,31 @@ class MeshLayout:
         """States at points to those where slots start, and the state at the end of time."""
         return starts_of(h.slots, x)
 
+    def first_step(self, h: Hierarchy) -> int:
+        """The first of all."""
+        return 0
+
+    def c_points(self, h: Hierarchy) -> np.ndarray:
+        """All of them."""
+        return h.c_points()
+
+    def cut_c(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of intervals, or parts of one, on all devices to those of C-points."""
+
+        def one(a: jax.Array) -> jax.Array:
+            a = a.reshape(self.devices, -1, *a.shape[1:])[:: h.c_stride]
+            return a.reshape(-1, *a.shape[2:])[: len(h.c_points())]
+
+        return jax.tree.map(one, x)
+
     def active(self, h: Hierarchy) -> jax.Array:
         """Which slots have a step."""
         return jnp.arange(h.slots) < h.steps
 
     def _specs(self, names: Any) -> Any:
-        axes = {"layer": self.layer_axis, "batch": self.batch_axis}
+        axes = {"layer": (self.layer_axis,), "batch": self.split}
         return jax.tree.map(
-            lambda spec: PartitionSpec(*(axes[a] for a in spec.axes if axes[a] is not None)),
+            lambda spec: PartitionSpec(*(axis for a in spec.axes for axis in axes[a])),
             names,
             is_leaf=lambda s: isinstance(s, Spec),
         )
@@ -182,11 +211,14 @@ def starts_of(slots: int, points: Tree) -> tuple[Tree, Tree]:
     return _tree.take(points, index), _tree.take(points, -1)
 
 
-def make_layout(mesh: Any, layer_axis: str, batch_axis: str | None) -> Layout:
+def make_layout(
+    mesh: Any, layer_axis: str, batch_axis: str | None, space_axis: str | None = None
+) -> Layout:
     """The layout on `mesh`, checked. Axes of any type are split by `shard_map` alone."""
     if mesh is None:
         return MeshLayout()
     if isinstance(mesh, Layout):
         return mesh
-    _check.mesh_axes(mesh, layer_axis, batch_axis)
-    return MeshLayout(Mesh(mesh.devices, mesh.axis_names), layer_axis, batch_axis)
+    _check.mesh_axes(mesh, layer_axis, batch_axis, space_axis)
+    split = tuple(axis for axis in (batch_axis, space_axis) if axis is not None)
+    return MeshLayout(Mesh(mesh.devices, mesh.axis_names), layer_axis, split)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jaxbraid import _check, _tree
-from jaxbraid._forward import Want
+from jaxbraid._forward import Track, Want
 from jaxbraid._layout import Layout, make_layout
 from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._problem import Setup
@@ -161,7 +161,7 @@ class ParallelODENet:
             `"constant"` for `x` everywhere, instead of a coarse solve.
         - `adjoint_probe`: see `AdjointStats`.
         """
-        out = self._run(Want(False, False, self.has_aux), x, side, guess, adjoint_probe)
+        out = self._run(Want(None, None, self.has_aux), x, side, guess, adjoint_probe)
         return (out.u, out.aux) if self.has_aux else out.u
 
     def solve(
@@ -176,7 +176,7 @@ class ParallelODENet:
 
         All of it but the statistics is differentiable.
         """
-        out = self._run(Want(True, True, self.has_aux), x, side, guess, adjoint_probe)
+        out = self._run(Want("all", Track(), self.has_aux), x, side, guess, adjoint_probe)
         us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
         assert out.stats is not None
         return Solution(out.u, us, out.stats, out.aux if self.has_aux else None)
@@ -207,9 +207,8 @@ class ParallelODENet:
         if not any(_tree.is_inexact(leaf) for leaf in jax.tree.leaves(x)):
             raise TypeError("x has no real or complex leaf: there is nothing to propagate.")
         setup, layout = self._setup()
-        if layout.batch_axis is not None:
-            _check.batch_divides("x", x, layout.parts, layout.batch_axis)
-            _check.batch_divides("side", side, layout.parts, layout.batch_axis)
+        _check.parts_divide("x", x, layout)
+        _check.parts_divide("side", side, layout)
         for name, given in (("x", x), ("side", side), ("args", args)):
             layout.agree(name, given)
         h, _ = setup.hierarchies(layout.devices)

@@ -61,6 +61,13 @@ class MGRIT:
         $1 + \nu$ steps from its neighbour at once, instead of an exact sequential solve.
     - `final_relax`: what ends the solve: `"F"` (C-points keep the corrected values), `"FC"` (they
         take the value of the step into them, which is known already) or `"FCF"`.
+    - `delta`: first-order correction of the coarse propagators, for chaotic problems: their
+        derivatives are made those of the fine propagator, in all directions of the state
+        (`"full"`: as many derivatives as the state has numbers) or in those of a basis of so many
+        vectors, which follows the fastest growing perturbations. Not with spatial coarsening, nor
+        where a mesh splits states.
+    - `coarse_rounds`: in a time-periodic problem, how many times the coarsest level is marched
+        around at a visit.
     - `batch_intervals`: how many intervals a device steps at once: `"all"`, `"one"`, a number
         (rounded down to a divisor of the intervals), or `"auto"` (measured rule, see
         `docs/performance.md`).
@@ -90,6 +97,8 @@ class MGRIT:
         R. D. Falgout, S. Friedhoff, Tz. V. Kolev, S. P. MacLachlan, J. B. Schroder: Parallel time
         integration with multigrid. SIAM J. Sci. Comput. 36(6), 2014. AT-MGRIT: J. Hahne,
         B. Southworth, S. Friedhoff: Asynchronous truncated multigrid-reduction-in-time, 2022.
+        Delta correction: D. A. Vargas, R. D. Falgout, S. Günther, J. B. Schroder: Multigrid
+        reduction in time for chaotic dynamical systems. SIAM J. Sci. Comput. 45(4), 2023.
     """
 
     levels: int = 2
@@ -108,6 +117,8 @@ class MGRIT:
     skip_first_down: bool = False
     coarse_solver: CoarseSolver = "serial"
     final_relax: FinalRelax = "F"
+    delta: Literal["full"] | int | None = None
+    coarse_rounds: int = 4
     batch_intervals: BatchIntervals = "auto"
     coarse_placement: int | None = None
     adjoint_transfers: AdjointTransfers = "transpose"
@@ -123,6 +134,9 @@ class MGRIT:
             check_integer("window", self.window, 2)
         if self.coarse_placement is not None:
             check_integer("coarse_placement", self.coarse_placement, 1, " or None")
+        check_integer("coarse_rounds", self.coarse_rounds, 1)
+        if self.delta is not None and not (isinstance(self.delta, str) and self.delta == "full"):
+            check_integer("delta", self.delta, 1, " or None, 'full'")
         named = isinstance(self.batch_intervals, str)
         if not named or self.batch_intervals not in ("auto", "all", "one"):
             check_integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm, OneDevice
+from jaxbraid._delta import some_basis, unit_vectors
 from jaxbraid._equations import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._options import MGRIT
@@ -67,6 +68,7 @@ class Setup:
     adjoint: MGRIT
     transfers: tuple[Transfer | None, ...] | None = None
     has_aux: bool = False
+    periodic: bool = False
 
     def hierarchies(self, devices: int) -> tuple[Hierarchy, ...]:
         """The time grids of the forward and of the adjoint solve."""
@@ -241,11 +243,22 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
                 None if coarsest else space.prolong(setup, l),
                 inside=within_time(h, l, comm),
                 owner=owner_of_next(h, l),
+                last=h.last_slot(l),
+                last_c=h.last_c_point(l),
             )
         )
         if not coarsest:
             params = to_next(h, l, comm, level.first_slots(params))
-    return Problem(tuple(levels), config, comm, start, norm_of_state(config, space)), space
+    p = Problem(
+        tuple(levels),
+        config,
+        comm,
+        start,
+        norm_of_state(config, space),
+        basis=first_basis(config, space),
+        periodic=setup.periodic,
+    )
+    return p, space
 
 
 def start_of(config: MGRIT, has_guess: bool = False) -> Start:
@@ -263,13 +276,21 @@ def norm_of_state(config: MGRIT, space: Space) -> Callable[[Tree], jax.Array] | 
     return None if norm is None else lambda u: norm(space.join(0, u))
 
 
+def first_basis(config: MGRIT, space: Space) -> Tree | None:
+    """The basis of the Delta correction where the march starts."""
+    if config.delta is None:
+        return None
+    shapes = _tree.shapes(space.first[0])
+    return unit_vectors(shapes) if config.delta == "full" else some_basis(shapes, config.delta)
+
+
 def counted(h: Hierarchy, p: Problem) -> jax.Array:
     """Which C-points of level 0 are unknowns that norms count."""
     level, coarse = h.levels[0], h.owned(1)
     if h.devices == 1:
-        counts = level.intervals - (not p.reverse and not h.last_is_c_point[0])
+        counts = level.intervals - (not (p.reverse or p.periodic) and not h.last_is_c_point[0])
         return jnp.arange(level.intervals) < counts
     here = p.comm.index % coarse.stride == 0
-    if p.reverse:
+    if p.reverse or p.periodic:
         return (coarse.start(p.comm.index, h.steps) < h.steps) & here
     return (coarse.end(p.comm.index, h.steps, clip=False) <= h.steps) & here

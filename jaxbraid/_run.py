@@ -19,6 +19,7 @@ from jaxbraid import _tree
 from jaxbraid._adjoint import Adjoint, solve_adjoint
 from jaxbraid._comm import Comm
 from jaxbraid._forward import Forward, Want, solve_forward
+from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._layout import BATCH, EVERYWHERE, LAYER, LAYER_BATCH, Layout
 from jaxbraid._problem import Data, Setup, Shared
 from jaxbraid._stats import AdjointStats, Stats
@@ -37,7 +38,7 @@ class Arrays(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Results on all devices; `states` at the points 0..n-1 (inside: where slots start).
+    """Results on all devices; `states` and `points` those of `Want`, where steps (C-points) start.
 
     `saved` are the states that the adjoint solve asks for, where they lie.
     """
@@ -46,7 +47,9 @@ class Output(NamedTuple):
     states: Tree
     aux: Tree
     stats: Stats | None
+    points: Any = ()
     saved: Tree = ()
+    growth: Any = ()
 
 
 def _is_primal(x: Any) -> bool:
@@ -132,10 +135,12 @@ def _run(
         return out._replace(u=_shard_like(arrays.u0, out.u))
 
     def shown(out: Output) -> Output:
-        states = ()
-        if want.states:
-            states = _shard_like(arrays.u0, layout.cut(out.states, h), leading=1)
-        return out._replace(states=states, aux=layout.cut(out.aux, h), saved=())
+        states = out.states
+        if want.states is not None:
+            cut = layout.cut if want.states == "all" else layout.cut_c
+            states = _shard_like(arrays.u0, cut(states, h), leading=1)
+        points, aux = layout.cut_c(out.points, h), layout.cut(out.aux, h)
+        return out._replace(states=states, points=points, aux=aux, saved=())
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
@@ -155,6 +160,7 @@ def _run(
 
     def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
         diff, fixed, saved_states, probe = saved
+        ct = ct._replace(states=_in_steps(layout, h, want, ct.states))
         grads, record = _backward(setup, layout, joined(diff, fixed), saved_states, probe, ct)
         return _shard_like(diff, grads), record, None
 
@@ -174,9 +180,23 @@ def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output
     shard = layout.shard(
         block,
         (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, guess),),
-        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER_BATCH),
+        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER, LAYER_BATCH, EVERYWHERE),
     )
     return Output(*shard(arrays._replace(params=layout.pad(arrays.params, h))))
+
+
+def _in_steps(layout: Layout, h: Hierarchy, want: Want, ct: Tree) -> Tree:
+    """Cotangents of the states that the caller saw as those of the states where steps start."""
+    if want.states != "coarse" or _all_zero(ct):
+        return ct
+    points = layout.c_points(h)
+
+    def one(c: Any) -> Any:
+        if c.dtype == jax.dtypes.float0 or _is_zero(c):
+            return c
+        return jnp.zeros((layout.count(h), *c.shape[1:]), c.dtype).at[points].set(c)
+
+    return jax.tree.map(one, ct, is_leaf=_is_zero)
 
 
 def _mean_over_batch(comm: Comm, aux: Tree) -> Tree:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
 from jaxbraid import _check, _tree
-from jaxbraid._forward import Want
+from jaxbraid._forward import Track, Want, Watch
 from jaxbraid._layout import Layout, make_layout
+from jaxbraid._live import live_table
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup
 from jaxbraid._run import Arrays, run
@@ -52,9 +55,15 @@ def solve(
     guess: PyTree | None = None,
     has_aux: bool = False,
     save: str = "all",
+    periodic: bool = False,
+    point_residuals: bool = False,
+    callback: Callable[[int, float, Any], None] | None = None,
+    callback_states: bool = True,
+    progress: bool = False,
     mesh: Mesh | Layout | None = None,
     layer_axis: str = "layer",
     batch_axis: str | None = None,
+    space_axis: str | None = None,
 ) -> Solution:
     r"""Solve $u_{n+1} = \Phi_n(u_n)$ on the time grid `ts` by MGRIT.
 
@@ -75,10 +84,28 @@ def solve(
     - `guess`: states at the points 0..N to start from, instead of nested iteration; `"constant"`
         for `u0` everywhere.
     - `has_aux`: `step` returns `(u_next, aux)`.
-    - `save`: `"all"`: the solution's `us` holds the states at all points; `"final"`: it is `None`,
-        and no more memory is used than the C-points need.
+    - `save`: which states the solution's `us` holds: `"all"`; `"coarse"`: those at the C-points of
+        the finest level and at the end of time, the solution's `ts`; `"final"`: none. Without
+        `"all"` no more memory is used than the C-points need.
+    - `periodic`: the state at the end of time is that at its beginning, and is solved for; `u0`
+        is but a guess. The states must forget where they come from: a perturbation must shrink
+        from one period to the next, and `coarse_rounds` of `config` says for how many of them the
+        coarsest level is marched at a visit. Derivatives hold for the converged solution, that
+        with respect to `u0` is zero.
+    - `point_residuals`: record residuals at each C-point, in the solution's `stats`.
+    - `callback`: `callback(iteration, residual, states)` is called on the host after every
+        iteration, under `jit` too, with NumPy arrays: the states at the C-points, as `us` has them
+        with `save="coarse"`, before the last relaxation (`None` without `callback_states`, which
+        saves their transfer). Iteration 0 is the initial guess, where its residual is known. A
+        program is compiled for every function that is given: give one function, not always new
+        ones. On several devices the first one calls.
+    - `progress`: print the table of iterations while it runs, and a bar of their number.
     - `mesh`: devices to split the time steps over along `layer_axis`, and the leading axis of all
         leaves of `u0` along `batch_axis`, if given.
+    - `space_axis`: name of the mesh axis that splits the leading axis of all leaves of `u0` (the
+        axis after that of the batch, if there is one) as an axis of space. The step gets this
+        device's part of the state, and exchanges what it needs with the others of its axis
+        (`jaxbraid.space`).
 
     **Returns**
 
@@ -102,11 +129,10 @@ def solve(
     ).dtype
     ts = jnp.asarray(ts).astype(jnp.promote_types(real, jnp.float32))
     params, args = _check.arrays("params", params), _check.arrays("args", args)
-    if save not in ("all", "final"):
-        raise ValueError(f"save={save!r}: must be 'all' or 'final'.")
-    layout = make_layout(mesh, layer_axis, batch_axis)
-    if layout.batch_axis is not None:
-        _check.batch_divides("u0", u0, layout.parts, layout.batch_axis)
+    if save not in ("all", "coarse", "final"):
+        raise ValueError(f"save={save!r}: must be 'all', 'coarse' or 'final'.")
+    layout = make_layout(mesh, layer_axis, batch_axis, space_axis)
+    _check.parts_divide("u0", u0, layout)
 
     steps = tuple(step) if isinstance(step, Sequence) else (step,)
     setup = Setup(
@@ -117,6 +143,7 @@ def solve(
         adjoint,
         _check.transfers(transfers, config, adjoint),
         has_aux,
+        periodic,
     )
     _check.one_a_level("step", steps, config)
     layout.agree("u0", u0)
@@ -125,12 +152,51 @@ def solve(
     own = layout.count(h)
     meaning = "the number of steps len(ts) - 1" if own == n else "the number of this rank's steps"
     _check.leading_axis("params", params, own, meaning, layout.size(h))
+    _check.delta(config, adjoint, setup, layout, u0)
+    if periodic and len(h.levels) == 1:
+        raise ValueError("periodic=True: needs a coarse level; give levels >= 2 and more steps.")
     guess = _check.guess(guess, u0, own)
     guess = None if guess is None else layout.starts(guess, h)
-    want = Want(states=save == "all", stats=True, aux=has_aux)
+    want = Want(
+        None if save == "final" else save,
+        Track(point_residuals, _watches(config, callback, callback_states, progress)),
+        has_aux,
+        growth=config.delta is not None and len(h.levels) > 1,
+    )
     out = run(setup, layout, want, Arrays(ts, u0, params, args, None, guess), None)
-    us = None
-    if save == "all":
+    us = times = lyapunov = None
+    if save != "final":
         us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
-    assert out.stats is not None
-    return Solution(out.u, us, out.stats, out.aux if has_aux else None)
+        first = layout.first_step(h)
+        at = first + (np.arange(own) if save == "all" else layout.c_points(h))
+        times = ts[np.append(at, n)]
+    if want.growth:
+        lyapunov = out.growth / jnp.abs(ts[-1] - ts[0])
+    stats = out.stats
+    assert stats is not None
+    if point_residuals:
+        stats = dataclasses.replace(stats, point_residuals=out.points.T)
+    return Solution(out.u, us, stats, out.aux if has_aux else None, times, lyapunov)
+
+
+def _watches(
+    config: MGRIT, callback: Any, callback_states: bool, progress: bool
+) -> tuple[Watch, ...]:
+    watches = []
+    if callback is not None:
+        if not callable(callback):
+            raise TypeError(f"callback={callback!r}: must be a function or None.")
+        watches.append(Watch(_host(callback), callback_states))
+    if progress:
+        watches.append(Watch(live_table(config.max_iters, config.tol), False))
+    return tuple(watches)
+
+
+@functools.cache
+def _host(callback: Callable[[int, float, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """`callback` with numbers in place of arrays of one; the same one for the same function."""
+
+    def call(iteration: Any, residual: Any, states: Any) -> None:
+        callback(int(iteration), float(residual), jax.tree.map(np.asarray, states))
+
+    return call

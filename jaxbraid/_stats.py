@@ -23,6 +23,9 @@ class Stats:
     - `converged`: the last norm is finite and at most `tol`. With `tol=0` nothing is asked for, and
         it says whether the norm is exactly zero.
     - `finite`: no NaN or infinity was met.
+    - `point_residuals`: the same norms over space alone, at each C-point (point `m`, `2m`, ...),
+        row 0 for the initial guess, row `i` after iteration `i`; `None` if not asked for. NaN
+        where one was not computed, and at the end of time, where that is no C-point.
     """
 
     residuals: Float[Array, " max_iters"]
@@ -30,6 +33,28 @@ class Stats:
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     finite: Bool[Array, ""]
+    point_residuals: Float[Array, "max_iters_plus_1 c_points"] | None = None
+
+    def block_residuals(self, blocks: int) -> Float[np.ndarray, "max_iters_plus_1 blocks"]:
+        """The largest of the `point_residuals` in each of `blocks` parts of the time axis.
+
+        Parts are consecutive and of equal length, but for the last ones, which may be shorter: as
+        `blocks` devices share them. MGRIT converges from the beginning of time on, so early ones
+        may have converged long before the last.
+
+        **Raises**
+
+        `ValueError` if `point_residuals` were not asked for, or for no or too many blocks.
+        """
+        if self.point_residuals is None:
+            raise ValueError("there are no point_residuals: solve with point_residuals=True.")
+        points = np.asarray(self.point_residuals)
+        n = points.shape[1]
+        if not 1 <= blocks <= n:
+            raise ValueError(f"blocks={blocks}: must be between 1 and the {n} C-points.")
+        size = -(-n // blocks)
+        parts = [points[:, i : i + size] for i in range(0, n, size)]
+        return np.stack([np.max(np.nan_to_num(x, nan=-np.inf), axis=1) for x in parts], axis=1)
 
     def factors(self) -> Float[np.ndarray, " iterations"]:
         """Convergence factor of each iteration: its residual over that before it."""
@@ -88,12 +113,18 @@ class Solution:
     """Result of a solve.
 
     - `u`: the state at the end of time.
-    - `us`: the states at all points, leading axis `N + 1` (`None` if they were not asked for).
+    - `us`: the states at all points, leading axis `N + 1`; or only at some (see `save`), or `None`.
     - `stats`: convergence of the solve.
     - `aux`: auxiliary output of every step from the last sweep, leading axis `N`.
+    - `ts`: the times of `us` (of time integration; a network's are `None`).
+    - `lyapunov`: with a Delta correction, Lyapunov exponents: mean growth rates, in 1/time, of as
+        many perturbations as it has directions, the fastest first. Averages over the time of the
+        solve, so the longer that is the closer to the exponents of the system.
     """
 
     u: Any
     us: Any
     stats: Stats
     aux: Any = None
+    ts: Float[Array, " points"] | None = None
+    lyapunov: Float[Array, " k"] | None = None

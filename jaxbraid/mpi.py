@@ -60,7 +60,7 @@ class Ranks:
 
     layers: MPI.Comm
     batch: MPI.Comm
-    batch_axis: None = None
+    split: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, world: MPI.Comm, batch: int = 1) -> Ranks:
@@ -128,6 +128,19 @@ class Ranks:
         """States at this rank's points to those where its slots start, and that of the end."""
         return starts_of(self.size(h), x)
 
+    def first_step(self, h: Hierarchy) -> int:
+        """Number of this rank's first step."""
+        return min(h.steps, self.layers.Get_rank() * h.levels[0].block)
+
+    def c_points(self, h: Hierarchy) -> np.ndarray:
+        """This rank's C-points of the finest level."""
+        points = h.c_points() - self.first_step(h)
+        return points[(points >= 0) & (points < self.count(h))]
+
+    def cut_c(self, x: Tree, h: Hierarchy) -> Tree:
+        """Entries of this rank's intervals, or parts of one, to those of its C-points."""
+        return _tree.take(x, slice(0, len(self.c_points(h))))
+
     def active(self, h: Hierarchy) -> jax.Array:
         """Which of this rank's slots have a step."""
         return jnp.arange(self.size(h)) < self.count(h)
@@ -194,6 +207,20 @@ class _RankComm:
 
     def batch_size(self) -> int:
         return self.ranks.parts
+
+    def batch_gather(self, x: Tree) -> Tree:
+        if self.ranks.parts == 1:
+            return x
+
+        def one(a: jax.Array) -> jax.Array:
+            a = jnp.moveaxis(mpi4jax.allgather(a, comm=self.ranks.batch), 0, 1)
+            return a.reshape(a.shape[0], -1, *a.shape[3:])
+
+        return _move(one, x)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0 and self.ranks.batch.Get_rank() == 0
 
 
 def _is_half(a: jax.Array) -> bool:

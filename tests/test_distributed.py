@@ -244,7 +244,7 @@ def test_missing_orbax_is_named(tmp_path, monkeypatch):
 
 
 def test_initialize_alone_does_nothing(monkeypatch):
-    for name in distributed.SIGNS:
+    for name in distributed._start.SIGNS:
         monkeypatch.delenv(name, raising=False)
     jax.devices()
     distributed.initialize()

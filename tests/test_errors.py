@@ -194,7 +194,7 @@ def test_precision_is_not_raised_in_silence():
         ({"guess": "zero"}, ValueError, "guess='zero': must be states at all points, 'constant'"),
         ({"guess": np.ones(8)}, ValueError, r"guess has a leaf of shape \(8,\): must be \(9,\)"),
         ({"guess": (np.ones(9),)}, TypeError, "guess has the structure .*: must be that of"),
-        ({"save": "last"}, ValueError, "save='last': must be 'all' or 'final'"),
+        ({"save": "last"}, ValueError, "save='last': must be 'all', 'coarse' or 'final'"),
         ({"transfers": (None, None)}, ValueError, "transfers has 2 entries: .* levels - 1 = 1"),
         ({"transfers": ("half",)}, TypeError, r"transfers\[0\]='half': must be a jaxbraid.Tran"),
         (
@@ -318,8 +318,8 @@ BATCHED = {"layer_axis": "depth", "batch_axis": "data"}
 @pytest.mark.parametrize(
     ("u0", "message"),
     [
-        (np.ones(3), "u0 has a batch of 3, which batch_axis='data' of size 2 does not divide"),
-        ((np.ones(4), 1.0), r"u0\[1\] is a scalar: with batch_axis='data' it must have a leading"),
+        (np.ones(3), "u0 has a size of 3 along axis 0, which the mesh axis 'data' of size 2"),
+        ((np.ones(4), 1.0), r"u0\[1\] has 0 axes: the mesh axis 'data' splits axis 0"),
     ],
 )
 def test_batches_that_the_mesh_does_not_divide(u0, message):
@@ -328,8 +328,8 @@ def test_batches_that_the_mesh_does_not_divide(u0, message):
 
 def test_batches_of_nets():
     options = {"mesh": mesh_of(2, 2), **BATCHED}
-    refuse_net(ValueError, "x has a batch of 3, which batch_axis='data'", x=X[:3], **options)
-    message = "side is a scalar: with batch_axis='data'"
+    refuse_net(ValueError, "x has a size of 3 along axis 0", x=X[:3], **options)
+    message = "side has 0 axes: the mesh axis 'data' splits axis 0"
     refuse_net(ValueError, message, lambda w, x, side: x, call={"side": 1.0}, **options)
 
 

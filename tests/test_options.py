@@ -158,6 +158,7 @@ def test_each_option_tells_configs_apart():
         "coarse_solver": "relax", "final_relax": "FC", "batch_intervals": "one",
         "adjoint_transfers": "forward", "coarse_placement": 1, "linearization": "keep",
         "remat": jax.checkpoint_policies.nothing_saveable, "saved_states": "coarse",
+        "delta": "full", "coarse_rounds": 2,
     }  # fmt: skip
     assert set(other) == set(MGRIT.__dataclass_fields__)
     configs = {MGRIT()}
