@@ -26,6 +26,11 @@ class Comm(Protocol):
     @property
     def index(self) -> jax.Array | int: ...
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether steps exchange messages of their own, which all devices must take part in."""
+        ...
+
     def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
         """The `x` of the device `hops` places before this one, or `fill` where there is none."""
         ...
@@ -70,6 +75,7 @@ class OneDevice:
 
     size: int = 1
     index: int = 0
+    lockstep: bool = False
 
     def shift(self, x: Tree, hops: int, fill: Tree) -> Tree:
         return x if hops == 0 else fill
@@ -111,6 +117,7 @@ class MeshAxes:
     size: int
     split: tuple[str, ...] = ()
     parts: int = 1
+    lockstep: bool = False
 
     @property
     def index(self) -> jax.Array:

@@ -55,10 +55,20 @@ class Swept(NamedTuple):
     total: Tree
 
 
-def when(predicate: jax.Array | bool, run: Callable[[], Tree], otherwise: Callable[[], Tree]):
-    """`lax.cond` that is decided at once where the predicate is known."""
+def when(
+    predicate: jax.Array | bool,
+    run: Callable[[], Tree],
+    otherwise: Callable[[], Tree],
+    lockstep: bool = False,
+) -> Tree:
+    """`lax.cond` that is decided at once where the predicate is known.
+
+    In `lockstep`, `run` exchanges messages that all devices must take part in, so all do it.
+    """
     if isinstance(predicate, bool):
         return run() if predicate else otherwise()
+    if lockstep:
+        return _tree.where(predicate, run(), otherwise())
     return lax.cond(predicate, run, otherwise)
 
 
@@ -144,13 +154,13 @@ def march(
 
     part = takes_part(p, level)
     if level.group == 1:
-        return when(part, lambda: run(start), idle)
+        return when(part, lambda: run(start), idle, p.comm.lockstep)
 
     mine = jnp.where(part, turn(p, level), -1)
 
     def stage(i: jax.Array, carry: tuple[Tree, Swept]) -> tuple[Tree, Swept]:
         x, done = carry
-        done = lax.cond(mine == i, run, lambda _: done, x)
+        done = when(mine == i, lambda: run(x), lambda: done, p.comm.lockstep)
         return neighbour(p, l, done.ends, x), done
 
     return lax.fori_loop(0, level.group, stage, (start, idle()))[1]
@@ -228,7 +238,8 @@ def step_all(p: Problem, l: int, x: Points, rhs: Rhs | None = None) -> Points:
         size = level.slots_at_once(lp.batch)
         return map_slots(lambda x: step(*x), size, (x, (lp.inputs, rhs)))
 
-    return when(takes_part(p, level), run, lambda: _tree.zeros(_tree.shapes(x)))
+    idle = _tree.zeros(_tree.shapes(x))
+    return when(takes_part(p, level), run, lambda: idle, p.comm.lockstep)
 
 
 # -- the cycle ------------------------------------------------------------------------------------

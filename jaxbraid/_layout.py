@@ -92,6 +92,7 @@ class MeshLayout:
     mesh: Mesh | None = None
     layer_axis: str = "layer"
     split: tuple[str, ...] = ()
+    lockstep: bool = False
 
     @property
     def devices(self) -> int:
@@ -107,7 +108,7 @@ class MeshLayout:
     def comm(self) -> Comm:
         if self.mesh is None:
             return OneDevice()
-        return MeshAxes(self.layer_axis, self.devices, self.split, self.parts)
+        return MeshAxes(self.layer_axis, self.devices, self.split, self.parts, self.lockstep)
 
     def shard(self, fn: Any, in_specs: Any, out_specs: Any) -> Any:
         """`fn(comm, ...)` over the mesh. Specs are made of `EVERYWHERE`, `LAYER`, `BATCH`, ..."""
@@ -221,4 +222,5 @@ def make_layout(
         return mesh
     _check.mesh_axes(mesh, layer_axis, batch_axis, space_axis)
     split = tuple(axis for axis in (batch_axis, space_axis) if axis is not None)
-    return MeshLayout(Mesh(mesh.devices, mesh.axis_names), layer_axis, split)
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    return MeshLayout(mesh, layer_axis, split, lockstep=space_axis is not None)

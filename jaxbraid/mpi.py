@@ -151,6 +151,7 @@ class _RankComm:
     """The engine's communicator: one rank a block."""
 
     ranks: Ranks
+    lockstep: bool = False
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What a solve gives out besides its states: some of them, records at points, news while it runs."""
+"""What a solve gives out: some of its states, residuals at points, news while it runs."""
 
 from __future__ import annotations
 
