@@ -153,6 +153,58 @@ def half_precision() -> None:
     np.testing.assert_allclose(*(x.astype(float) for x in (g, g0[own])), atol=0.02 * jnp.max(g0))
 
 
+def oscillator(t0, t1, u, params, args):
+    """Backward Euler for a damped pendulum with a periodic force."""
+    dt, v = t1 - t0, u[1]
+    v = (v - dt * (4 * jnp.sin(u[0]) - jnp.cos(2 * jnp.pi * t1) - params)) / (1 + dt * args)
+    return jnp.stack([u[0] + dt * v, v])
+
+
+def features(coarsening: int, *cases: tuple[str | int | None, bool]) -> None:
+    """What else a solve gives out, the Delta correction and periodic time, as on one device."""
+    ts = np.linspace(0, 1, 33)
+    params, u0 = np.sin(np.arange(32)), np.array([0.3, 0.0])
+    ranks = jaxbraid.mpi.Ranks.of(WORLD)
+    for delta, periodic in cases:
+        config = MGRIT(levels=2, coarsening=coarsening, max_iters=6, delta=delta)
+        own = ranks.own_layers(32, config)
+        seen = []
+
+        def run(solve, params, seen=seen, config=config, periodic=periodic, **options):
+            return solve(
+                oscillator, u0, ts, params, 3.0, config=config, save="coarse", periodic=periodic,
+                point_residuals=True, callback=lambda *x: seen.append(x), **options,
+            )  # fmt: skip
+
+        sol = run(jaxbraid.mpi.solve, params[own], ranks=ranks)
+        jax.effects_barrier()
+        assert len(seen) == (7 if WORLD.Get_rank() == 0 else 0)
+        alone = []
+        one = run(jaxbraid.solve, params, alone)
+        jax.effects_barrier()
+        at = np.arange(0, 32, coarsening)
+        mine = (at >= own.start) & (at < own.stop)
+        np.testing.assert_allclose(sol.ts, np.append(ts[at[mine]], 1.0))
+        states = np.concatenate([np.asarray(one.us)[:-1][mine], np.asarray(one.us)[-1:]])
+        np.testing.assert_allclose(sol.us, states, rtol=0, atol=1e-13)
+        points = np.asarray(one.stats.point_residuals)[:, mine]
+        np.testing.assert_allclose(sol.stats.point_residuals, points, rtol=1e-6, atol=1e-13)
+        if delta is not None:
+            np.testing.assert_allclose(sol.lyapunov, one.lyapunov, rtol=1e-9)
+        for (i, r, u), (j, s, v) in zip(seen, alone, strict=False):
+            assert i == j
+            np.testing.assert_allclose(r, s, rtol=1e-6, atol=1e-13)
+            np.testing.assert_allclose(u, v, rtol=0, atol=1e-12)
+
+        def loss(solve, params, run=run, **options):
+            us = run(solve, params, **options).us
+            return jnp.sum(us[-1] ** 2)
+
+        g = jax.grad(lambda p: loss(jaxbraid.mpi.solve, p, ranks=ranks))(params[own])
+        g_one = jax.grad(lambda p: loss(jaxbraid.solve, p))(params)
+        np.testing.assert_allclose(g, g_one[own], rtol=1e-7, atol=1e-13)
+
+
 def mismatch() -> None:
     """Different sizes on the ranks are an error on all of them, not a hang."""
     ranks = jaxbraid.mpi.Ranks.of(WORLD)
@@ -190,6 +242,9 @@ def main(case: str) -> None:
         integration(0.0)
         guesses()
         half_precision()
+    elif case == "features":
+        features(4, (None, True), ("full", False))
+        features(16, (1, False))  # where intervals span ranks
     elif case == "mismatch":
         mismatch()
     elif case == "fail":

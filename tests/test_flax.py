@@ -404,7 +404,7 @@ def test_nnx_bad_input():
             stack(X)
     with pytest.raises(ValueError, match="makes the variable hidden"):
         nnx_stack(lambda rngs: NnxGrows(WIDTH, rngs))(X)
-    with pytest.raises(ValueError, match="mesh axis .data. of size 2"):
+    with pytest.raises(ValueError, match="mesh axis 'data' of size 2"):
         nnx_stack(NnxDropBlock, **place((2, 2)))(X[:3])
 
 

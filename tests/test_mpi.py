@@ -57,6 +57,7 @@ def run(ranks: int, case: str, timeout: float = 600) -> subprocess.CompletedProc
         (1, "uneven"),
         (2, "network"),
         (2, "mismatch"),
+        (3, "features"),
         (3, "network"),
         (3, "integration"),
         (4, "uneven"),

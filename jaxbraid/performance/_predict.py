@@ -158,8 +158,9 @@ def _check_request(
         raise TypeError(f"machine={machine!r}: must be a Machine.")
     if direction not in ("forward", "adjoint", "training"):
         raise ValueError(f"direction={direction!r}: must be 'forward', 'adjoint' or 'training'.")
+    known_options = {"linearization": "recompute", "saved_states": "all", "delta": None}
     for name, one in (("config", config), ("adjoint", adjoint)):
-        for option, known in (("linearization", "recompute"), ("saved_states", "all")):
+        for option, known in known_options.items():
             if getattr(one, option, known) != known:
                 raise ValueError(f"{name}: the model does not know {option} other than {known!r}.")
     for name, count in (("iterations", iterations), ("adjoint_iterations", adjoint_iterations)):
