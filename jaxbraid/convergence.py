@@ -82,7 +82,7 @@ class ConvergenceBound:
 def stability(
     method: str | tuple[ArrayLike, ArrayLike] | Callable[[np.ndarray], Any], z: ArrayLike
 ) -> np.ndarray:
-    r"""$R(z)$: by what a step of size $\Delta t$ of $u' = a u$ multiplies $u$, for $z = a \Delta t$.
+    r"""$R(z)$: what a step of $u' = a u$ of size $\Delta t$ multiplies $u$ by; $z = a \Delta t$.
 
     For a Runge-Kutta method with the coefficients $A$, $b$ it is
     $R(z) = 1 + z\, b^T (I - z A)^{-1} \mathbf 1$.
@@ -154,8 +154,8 @@ def two_level_bound(
 
     $$ |\lambda^m - \mu|\, |\lambda|^{m \nu}\, \frac{1 - |\mu|^{N_c - \nu}}{1 - |\mu|}, $$
 
-    whose last factor tends to $N_c - \nu$ for $|\mu| \to 1$. That form counts the initial point, too,
-    as an unknown, hence $N_c - \nu$ instead of $n$.
+    whose last factor tends to $N_c - \nu$ for $|\mu| \to 1$. That form counts the initial point,
+    too, as an unknown, hence $N_c - \nu$ instead of $n$.
 
     **Arguments**
 
