@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbraid import _tree
-from jaxbraid._check_step import difference, dot, eps_of, random_like, same_shapes, size_of
+from jaxbraid._measure import difference, dot, eps_of, random_like, same_shapes, size_of
 from jaxbraid._report import Finding
 from jaxbraid._tree import Tree
 from jaxbraid.transfers import Transfer

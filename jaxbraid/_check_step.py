@@ -12,6 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbraid import _check, _tree
+from jaxbraid._measure import (
+    difference,
+    eps_of,
+    pair,
+    perturbed,
+    random_like,
+    same_shapes,
+    size_of,
+)
 from jaxbraid._report import Finding
 from jaxbraid._tree import Split, Tree
 
@@ -126,7 +135,7 @@ def _compilation(
     note("jit", "ok", "jit changes nothing.", gap)
 
     # Different states, or else a step that mixes the states of a batch would not be found out.
-    states = [_perturbed(u, 0.1, random_like(k, u), u) for k in keys[: len(slots)]]
+    states = [perturbed(u, 0.1, random_like(k, u), u) for k in keys[: len(slots)]]
     apart = [one(s, x) for s, x in zip(slots, states, strict=True)]
     times = jnp.stack([jnp.stack([s.points[0], s.points[-1]]) for s in slots])
     params, batch = (
@@ -256,12 +265,12 @@ def _compare(note: Any, step: Any, values: tuple[Any, ...], key: jax.Array) -> N
         direction = random_like(a, leaves)
         ct = random_like(b, out_split(u)[0])
         h = eps ** (1 / 3) * max(1.0, size_of(leaves) / max(size_of(direction), 1e-300))
-        ahead, behind = (run(_perturbed(leaves, s, direction, leaves)) for s in (h, -h))
-        quotient = _pair(ct, _tree.sub(ahead, behind)) / (2 * h)
+        ahead, behind = (run(perturbed(leaves, s, direction, leaves)) for s in (h, -h))
+        quotient = pair(ct, _tree.sub(ahead, behind)) / (2 * h)
         scale = size_of(ct) * difference(ahead, behind) / (2 * h)
         try:
             value, pull = jax.vjp(run, leaves)
-            slope = _pair(
+            slope = pair(
                 pull(jax.tree.map(lambda c, v: c.astype(v.dtype), ct, value))[0], direction
             )
         except Exception as e:
@@ -278,7 +287,7 @@ def _compare(note: Any, step: Any, values: tuple[Any, ...], key: jax.Array) -> N
             note(label, "error", text + "something, or the step isn't smooth here.", gap)
             continue
         try:
-            forward = _pair(ct, jax.jvp(run, (leaves,), (direction,))[1])
+            forward = pair(ct, jax.jvp(run, (leaves,), (direction,))[1])
         except Exception:  # a custom_vjp has no jvp, and none is needed
             forward = None
         if forward is not None and not abs(forward - slope) <= tol * scale + noise:
@@ -295,79 +304,5 @@ def _to_double(x: Any) -> Any:
     return jnp.asarray(x, jnp.complex128 if jnp.iscomplexobj(x) else jnp.float64)
 
 
-# -- arithmetic on states, of which only real and complex leaves count -----------------------------
-
-
-def same_shapes(out: Tree, like: Tree, what: str, who: str) -> str:
-    """In words, how `out` differs from the shapes `like`; nothing if it doesn't."""
-    if jax.tree.structure(out) != jax.tree.structure(like):
-        return (
-            f"{who} returns the structure {jax.tree.structure(out)}: it must be that of the "
-            f"{what}, {jax.tree.structure(like)}."
-        )
-    pairs = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(out), strict=True)
-    for (path, a), b in pairs:
-        leaf = what + jax.tree_util.keystr(path)
-        if jnp.shape(b) != a.shape:
-            return f"{who} returns {leaf} with shape {jnp.shape(b)}: it must be {a.shape}."
-        if jnp.result_type(b) != a.dtype:
-            return (
-                f"{who} returns {leaf} with dtype {jnp.result_type(b)}: it must be {a.dtype}. Cast "
-                "what enters (times, parameters, constants) or the result."
-            )
-    return ""
-
-
-def _inexact(x: Tree) -> list[np.ndarray]:
-    wide = [x for x in jax.tree.leaves(x) if _tree.is_inexact(x)]
-    return [np.asarray(v, complex if jnp.iscomplexobj(v) else float) for v in wide]
-
-
-def dot(x: Tree, y: Tree) -> complex:
-    """$<x, y>$, linear in `y`."""
-    pairs = zip(_inexact(x), _inexact(y), strict=True)
-    return complex(sum(np.vdot(a, b) for a, b in pairs))
-
-
-def _pair(x: Tree, y: Tree) -> float:
-    """The pairing of a cotangent with a tangent: the real part of the sum of products."""
-    return float(sum(np.sum(a * b).real for a, b in zip(_inexact(x), _inexact(y), strict=True)))
-
-
-def size_of(x: Tree) -> float:
-    return float(np.sqrt(sum(np.sum(np.abs(a) ** 2) for a in _inexact(x))))
-
-
-def difference(x: Tree, y: Tree) -> float:
-    pairs = zip(_inexact(x), _inexact(y), strict=True)
-    return float(np.sqrt(sum(np.sum(np.abs(a - b) ** 2) for a, b in pairs)))
-
-
-def random_like(key: jax.Array, x: Tree) -> Tree:
-    """Normal numbers in the real and complex leaves; the others as they are."""
-    leaves, treedef = jax.tree.flatten(x)
-    keys = jax.random.split(key, max(1, len(leaves)))
-    pairs = zip(keys, leaves, strict=False)
-    return treedef.unflatten(
-        [
-            jax.random.normal(k, jnp.shape(v), v.dtype) if _tree.is_inexact(v) else v
-            for k, v in pairs
-        ]
-    )
-
-
-def _perturbed(x: Tree, h: float, direction: Tree, like: Tree) -> Tree:
-    return jax.tree.map(
-        lambda a, d, s: (a + h * d).astype(s.dtype) if _tree.is_inexact(a) else a,
-        x,
-        direction,
-        like,
-    )
-
-
 def _linspace(t0: jax.Array, t1: jax.Array, n: int) -> list[jax.Array]:
     return [t0 + (t1 - t0) * (i / n) for i in range(n)] + [t1]
-
-
-def eps_of(u: Tree) -> float:
-    return max(float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(u) if _tree.is_inexact(x))
