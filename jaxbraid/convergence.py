@@ -283,7 +283,8 @@ def plot_bounds(
     **Arguments**
 
     - `bounds`: what to draw, by the labels of the legend; their modes are one axis each.
-    - `x`: real numbers, where each mode stands; by default its number, from 0.
+    - `x`: real numbers, where each mode stands; by default its number, from 0. Positive ones over
+        more than two decades, such as $-z$, are drawn on a logarithmic axis.
     - `xlabel`, `title`: texts.
     - `path`: a file to save the picture to; the format follows from its name.
 
@@ -318,6 +319,8 @@ def plot_bounds(
     axes.axhline(1, color="0.6", linewidth=0.8)
     axes.set(xlabel=xlabel, ylabel="convergence factor an iteration", title=title)
     axes.set_yscale("log")
+    if x is not None and np.min(x) > 0 and np.max(x) > 100 * np.min(x):
+        axes.set_xscale("log")
     axes.legend()
     if path is not None:
         figure.savefig(path, dpi=150)

@@ -171,10 +171,14 @@ def test_plot(tmp_path):
         )
         for kind in ("sharp", "dobrev")
     }
-    figure = plot_bounds(bounds, z, xlabel="z", path=tmp_path / "bounds.png")
+    figure = plot_bounds(bounds, -z, xlabel="-z", path=tmp_path / "bounds.png")
     assert (tmp_path / "bounds.png").stat().st_size > 5000
     (axes,) = figure.axes
-    assert axes.get_xlabel() == "z" and len(axes.get_legend().get_texts()) == 2
+    assert (
+        axes.get_xlabel() == "-z"
+        and axes.get_xscale() == "log"
+        and len(axes.get_legend().get_texts()) == 2
+    )
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), bounds["sharp"].modes)
     assert "largest of 20 modes" in str(bounds["sharp"])
 
