@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-mpi lint format typecheck mpi clean help
+.PHONY: demo test test-mpi test-petsc lint format typecheck mpi clean help
 
 demo: $(VENV)/.stamp-examples ## train a layer-parallel network on handwritten digits (options: DEMO_ARGS="...")
 	$(BIN)/python examples/digits.py $(DEMO_ARGS)
@@ -24,6 +24,9 @@ test: $(VENV)/.stamp-test ## run all tests (options: PYTEST_ARGS="...")
 
 test-mpi: $(VENV)/.stamp-test mpi ## run the MPI tests (installs Debian's OpenMPI where it can and there is none)
 	JAXBRAID_REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS)
+
+test-petsc: $(VENV)/.stamp-test $(VENV)/.stamp-petsc ## run the PETSc tests (installs Debian's PETSc where it can and there is none)
+	JAXBRAID_REQUIRE_PETSC=1 $(BIN)/python -m pytest -m petsc
 
 lint: $(VENV)/.stamp-dev ## check style and format
 	$(BIN)/ruff check .
@@ -55,6 +58,20 @@ $(VENV)/.stamp-openmpi: $(VENV)/.stamp-python
 		apt-get install -y -qq openmpi-bin libopenmpi-dev; } >/dev/null || { echo >&2 \
 		"No mpicc was found and none could be installed: install an MPI (Debian: openmpi-bin libopenmpi-dev)."; \
 		exit 1; }
+	@touch $@
+
+# petsc4py must be of PETSc's version and built against the NumPy here (Debian's own is not), whose headers
+# its build doesn't look for by itself.
+PETSC_DIR ?= /usr/lib/petsc
+$(VENV)/.stamp-petsc: export PETSC_DIR := $(PETSC_DIR)
+$(VENV)/.stamp-petsc: $(VENV)/.stamp-test
+	@test -e $(PETSC_DIR)/include/petscversion.h || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends libpetsc-real-dev; } >/dev/null || { echo >&2 \
+		"No PETSc was found and none could be installed: name one by PETSC_DIR (Debian: libpetsc-real-dev)."; \
+		exit 1; }
+	CPATH=$$($(BIN)/python -c 'import numpy; print(numpy.get_include())') $(BIN)/python -m pip install \
+		--quiet --disable-pip-version-check "petsc4py==$$(awk '/define PETSC_VERSION_(MAJOR|MINOR|SUBMINOR)/ \
+		{ v = v s $$3; s = "." } END { print v }' $(PETSC_DIR)/include/petscversion.h)"
 	@touch $@
 
 $(VENV)/.stamp-python:
