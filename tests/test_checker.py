@@ -12,8 +12,8 @@ import jaxbraid
 from jaxbraid._checker import check_problem
 from jaxbraid._report import Finding, Report
 from jaxbraid.host import host_step
+from jaxbraid.problems import brusselator, dahlquist, heat_1d
 from jaxbraid.transfers import Transfer, full_weighting, injection
-from problems import brusselator, dahlquist, heat_1d
 
 TS = np.linspace(0, 1, 17)
 U0 = jnp.array([1.0, 0.5, -0.3])
@@ -52,14 +52,14 @@ def test_a_good_problem_passes():
 @pytest.mark.parametrize(
     ("problem", "order"),
     [
-        (dahlquist(TS, method="BE"), 1),
-        (dahlquist(TS, method=("TR", "BE")), 2),
-        (brusselator(TS), 4),
+        (dahlquist("BE", ts=TS), 1),
+        (dahlquist(("TR", "BE"), ts=TS), 2),
+        (brusselator(ts=TS), 4),
     ],
     ids=["BE", "TR", "RK4"],
 )
 def test_the_order_is_measured(problem, order):
-    report = check(problem.step, problem.u0, problem.ts, None, None)
+    report = check(problem.step, problem.u0, problem.ts, None, problem.args)
     assert abs(report["step on level 0: order"].value - order) < 0.1
     if isinstance(problem.step, tuple):
         assert abs(report["step on level 1: order"].value - 1) < 0.1
@@ -201,8 +201,8 @@ PAIRS = {
 
 
 def check_transfer(transfer):
-    problem = heat_1d(TS, 17)
-    return check(problem.step, problem.u0, TS, None, None, transfers=[transfer])
+    problem = heat_1d(17, (0.0, 1.0), ts=TS)
+    return check(problem.step, problem.u0, TS, None, problem.args, transfers=[transfer])
 
 
 def test_good_transfers_pass():

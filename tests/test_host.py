@@ -20,7 +20,7 @@ from scipy.sparse.linalg import splu
 
 import jaxbraid
 from jaxbraid.host import host_step
-from problems import heat_1d
+from jaxbraid.problems import heat_1d
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROUNDING = dict(rtol=1e-11, atol=1e-12)
@@ -246,9 +246,9 @@ def test_arguments():
 
 
 def test_scipy_sparse_lu_is_the_heat_equation_of_jax():
-    """The problem of tests/problems.py by backward Euler, and a gradient."""
+    """The heat equation of the problem library by backward Euler, and a gradient."""
     nx = 17
-    problem = heat_1d(np.linspace(0, 1, 17), nx)
+    problem = heat_1d(nx, (0.0, 1.0), t_end=1.0, nt=16)
     n, h = nx - 2, 1.0 / (nx - 1)
     assert problem.u0.shape == (n,)
     line = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)) / h**2
@@ -264,7 +264,11 @@ def test_scipy_sparse_lu_is_the_heat_equation_of_jax():
         return factors.solve((u + dt * source(x, t1)).T).T
 
     def vjp(t0, t1, u, params, args, ct):
-        return lu(t0, t1)[1].solve(np.ascontiguousarray(ct.T), "T").T, None, None
+        return (
+            lu(t0, t1)[1].solve(np.ascontiguousarray(ct.T), "T").T,
+            None,
+            {"a": np.zeros(len(t0))},
+        )
 
     def source(x, t):
         t = t[:, None]
@@ -272,7 +276,8 @@ def test_scipy_sparse_lu_is_the_heat_equation_of_jax():
 
     def end(step):
         def loss(u0):
-            return jnp.sum(jaxbraid.solve(step, u0, problem.ts, config=CONFIG).us[1:] ** 3)
+            more = {"args": problem.args, "config": CONFIG}
+            return jnp.sum(jaxbraid.solve(step, u0, problem.ts, **more).us[1:] ** 3)
 
         return jax.value_and_grad(loss)(jnp.asarray(problem.u0))
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import jaxbraid
-import problems
-from jaxbraid import MGRIT, transfers
+from jaxbraid import MGRIT, problems, transfers
 from nets import mesh_of, relative_error
 
 
@@ -35,10 +34,11 @@ def serial(step, u0, ts, params=None, args=None):
 # -- the serial solution is a fixed point ---------------------------------------------------------
 
 
-def fixed_point_residuals(step, u0, ts, transfers=None, **options):
-    us = serial(step, u0, jnp.asarray(ts))
+def fixed_point_residuals(step, u0, ts, args=None, transfers=None, **options):
+    us = serial(step, u0, jnp.asarray(ts), args=args)
     config = MGRIT(max_iters=10, coarsening=2, **options)
-    sol = jaxbraid.solve(step, u0, ts, config=config, guess=us, transfers=transfers)
+    more = {"config": config, "guess": us, "transfers": transfers}
+    sol = jaxbraid.solve(step, u0, ts, args=args, **more)
     bound = 1e-15 * np.sqrt(len(ts) - 1) * float(jnp.max(jnp.linalg.norm(us, axis=-1)))
     return np.append(sol.stats.initial_residual, sol.stats.residuals), bound
 
@@ -55,10 +55,10 @@ def test_serial_solution_is_a_fixed_point(cycle, levels, nu):
 
 @pytest.mark.parametrize(("cycle", "levels"), [("V", 2), ("F", 4)])
 def test_fixed_point_with_spatial_coarsening(cycle, levels):
-    heat = problems.heat_1d(np.linspace(0, 2, 65), nx=17, x=(0.0, 2.0))
+    heat = problems.heat_1d(17, half_waves=2)
     coarsen = (transfers.full_weighting(), None, None)[: levels - 1]
     residuals, bound = fixed_point_residuals(
-        heat.step, heat.u0, heat.ts, transfers=coarsen, cycle=cycle, levels=levels
+        heat.step, heat.u0, heat.ts, heat.args, transfers=coarsen, cycle=cycle, levels=levels
     )
     assert np.all(residuals <= bound)
 

@@ -42,7 +42,7 @@ def diffrax_step(
 
     - `solver`: any solver of diffrax for ordinary differential equations that goes from step to
         step by the state alone, explicit (`Tsit5()`) or implicit (`Kvaerno5()`). Where an implicit
-        one leaves its root finder's tolerance open, it is set to the precision of the state.
+        one leaves its root finder's tolerance open, Newton's method solves to that of the state.
     - `vector_field`: `f(t, u, args)`, as for diffrax; `u` is any pytree of arrays.
     - `substeps`: steps of the solver in one step of the time grid.
 
@@ -85,22 +85,24 @@ def diffrax_step(
 
 
 def _close_tolerances(solver: Any, u: jax.Array) -> Any:
-    """The solver with tolerances of its root finder, where they are open, fit for the state."""
+    """The solver with Newton's method to the precision of the state, where it leaves that open.
+
+    diffrax's own choice then, a chord method, takes a step that is larger than what it suits, or an
+    error near rounding, for a sign to halve the step, which is no way out here.
+    """
     if isinstance(solver, diffrax.HalfSolver):
         inner = _close_tolerances(solver.solver, u)
         return eqx.tree_at(lambda s: s.solver, solver, inner)
     if not isinstance(solver, diffrax.AbstractImplicitSolver):
         return solver
-    values = {"rtol": tolerance(u), "atol": tolerance(u), "norm": optx.max_norm}
-    names = [n for n in values if getattr(solver.root_finder, n, None) is _OPEN]
-    if not names:
+    if getattr(solver.root_finder, "rtol", None) is not _OPEN:
         return solver
+    newton = optx.Newton(rtol=tolerance(u), atol=tolerance(u), norm=optx.max_norm)
 
-    def where(s: Any) -> list[Any]:
-        return [s.root_find_max_steps, *(getattr(s.root_finder, n) for n in names)]
+    def where(s: Any) -> tuple[Any, ...]:
+        return s.root_finder, s.root_find_max_steps
 
-    # diffrax gives up after a few iterations and lets the step be halved, which is no way out here
-    return eqx.tree_at(where, solver, [MAX_STEPS, *(values[n] for n in names)])
+    return eqx.tree_at(where, solver, (newton, MAX_STEPS))
 
 
 @functools.lru_cache(maxsize=256)  # bounded, for a vector field may be made anew for each call
