@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbraid import space
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
 from jaxbraid.problems._plot import Picture
@@ -272,43 +273,59 @@ def _sine_transform(n: int) -> np.ndarray:
     return np.sqrt(2 / (n + 1)) * np.sin(np.pi * np.outer(k, k) / (n + 1))
 
 
-def _frame(u: Any, sides: Sides, x: np.ndarray, y: np.ndarray, t: Any) -> Any:
-    """The inner values u within the boundary's values: left, right, bottom and top side."""
-    along = (y, y, x, x)
-    left, right, bottom, top = (
-        jnp.broadcast_to(real(u, side(s, t) if callable(side) else side), s.shape)
-        for side, s in zip(sides, along, strict=True)
-    )
-    u = jnp.pad(u, 1).at[0, :].set(left).at[-1, :].set(right)
-    return u.at[1:-1, 0].set(bottom[1:-1]).at[1:-1, -1].set(top[1:-1])
+def _boundary(sides: Sides, x: Any, y: Any, t: Any, rows: Any, nx: int) -> jax.Array:
+    """The boundary's values at `t` on these rows of the grid, and zeros inside."""
+    given = (jnp.asarray(side(s, t) if callable(side) else side)
+             for side, s in zip(sides, (y, y, x, x), strict=True))  # fmt: skip
+    left, right, bottom, top = given
+    first, last = (rows == 0)[:, None], (rows == nx - 1)[:, None]
+    column = jnp.arange(len(y))
+    across = jnp.where(column == 0, jnp.broadcast_to(bottom, x.shape)[:, None], 0)
+    across = jnp.where(column == len(y) - 1, jnp.broadcast_to(top, x.shape)[:, None], across)
+    return jnp.where(first, left, jnp.where(last, right, across))
 
 
 @functools.cache
-def _heat_2d(x: Interval, y: Interval, theta: float, sides: Sides, source: Any) -> Step:
+def _heat_2d(
+    x: Interval, y: Interval, theta: float, sides: Sides, source: Any, axis: str | None
+) -> Step:
     def step(t0, t1, u, params, args):
         t0, t1, a = real(u, t0, t1, args["a"])
-        nx, ny = u.shape
-        px, py = np.linspace(*x, nx), np.linspace(*y, ny)
+        n, ny = u.shape
+        nx = n if axis is None else n * jax.lax.axis_size(axis)
+        px, py = space.part(jnp.linspace(*x, nx), axis), np.linspace(*y, ny)
+        rows, columns = space.part(np.arange(nx), axis), np.arange(ny)
+        inside = ((rows > 0) & (rows < nx - 1))[:, None] & (columns > 0) & (columns < ny - 1)
         dx, dy = (x[1] - x[0]) / (nx - 1), (y[1] - y[0]) / (ny - 1)
-        inner, dt = u[1:-1, 1:-1], t1 - t0
+        dt = t1 - t0
 
-        def change(v, t):
-            """Right-hand side at t of the inner points: of the inner values v and the boundary."""
-            w = _frame(v, sides, px, py, t)
-            ends = w[2:, 1:-1] + w[:-2, 1:-1], w[1:-1, 2:] + w[1:-1, :-2]
-            laplacian = (ends[0] - 2 * v) / dx**2 + (ends[1] - 2 * v) / dy**2
-            if source is None:
-                return a * laplacian
-            return a * laplacian + real(u, source(px[1:-1, None], py[None, 1:-1], t))
+        def boundary(t):
+            return real(u, _boundary(sides, px, py, t, rows, nx))
 
-        b = inner + theta * dt * change(jnp.zeros_like(inner), t1)
+        def change(w, t):
+            """Right-hand side at t of the inner points, from the values at all points."""
+            near, padded = space.halo(w, axis, boundary="zero"), jnp.pad(w, ((0, 0), (1, 1)))
+            along_x = (near[2:] - 2 * w + near[:-2]) / dx**2
+            along_y = (padded[:, 2:] - 2 * w + padded[:, :-2]) / dy**2
+            rate = a * (along_x + along_y)
+            if source is not None:
+                rate = rate + real(u, source(px[:, None], py[None], t))
+            return jnp.where(inside, rate, 0)
+
+        new = boundary(t1)
+        b = jnp.where(inside, u, 0) + theta * dt * change(new, t1)
         if theta < 1:
-            b = b + (1 - theta) * dt * change(inner, t0)
+            b = b + (1 - theta) * dt * change(jnp.where(inside, u, boundary(t0)), t0)
         sx, sy = real(u, _sine_transform(nx - 2), _sine_transform(ny - 2))
-        kx, ky = (2 - 2 * np.cos(np.pi * np.arange(1, n - 1) / (n - 1)) for n in (nx, ny))
-        spectrum = real(u, np.add.outer(kx / dx**2, ky / dy**2))
-        modes = sx @ b @ sy / (1 + theta * dt * a * spectrum)
-        return _frame(sx @ modes @ sy, sides, px, py, t1)
+        kx, ky = (2 - 2 * np.cos(np.pi * np.arange(1, m - 1) / (m - 1)) for m in (nx, ny))
+        kx, ky = real(u, kx / dx**2, ky / dy**2)
+
+        def solve(modes, ky):
+            modes = sx @ modes[1:-1] / (1 + theta * dt * a * (kx[:, None] + ky))
+            return jnp.pad(sx @ modes, ((1, 1), (0, 0)))
+
+        inner = space.along(solve, b[:, 1:-1] @ sy, axis, ky) @ sy
+        return jnp.pad(inner, ((0, 0), (1, 1))) + new
 
     return step
 
@@ -324,6 +341,7 @@ def heat_2d(
     source: Callable[[Any, Any, Any], Any] | None = None,
     initial: Callable[[Any, Any], Any] | None = None,
     *,
+    space_axis: str | None = None,
     t_end: float = 2.0,
     nt: int = 64,
     ts: Any = None,
@@ -345,6 +363,8 @@ def heat_2d(
         `side(s, t)` of the coordinate along the side and time.
     - `source`: `source(x, y, t)`, the right-hand side $b$, or `None`.
     - `initial`: `initial(x, y)`, the state at the start.
+    - `space_axis`: the mesh axis over which the first axis of the state is split, for
+        `solve(mesh=mesh, space_axis=...)` with the same name; it must divide `nx`.
     - `t_end`, `nt`: `nt` steps of one length from 0 to `t_end`; or `ts`: the points of the grid.
     - `dtype`: of the state, by default double precision.
 
@@ -382,7 +402,8 @@ def heat_2d(
     sines = 5.0 * np.outer(sx, sy)
     inner = sines if initial is None else initial(px[1:-1, None], py[None, 1:-1])
     inner = jnp.broadcast_to(jnp.asarray(inner), (nx - 2, ny - 2))
-    u0 = np.asarray(_frame(inner, sides, px, py, ts[0])).astype(kind)
+    framed = np.asarray(_boundary(sides, px, py, ts[0], np.arange(nx), nx))
+    u0 = (np.pad(np.asarray(inner), 1) + framed).astype(kind)
 
     def exact(t, args=None):
         rate = ({"a": a} if args is None else args)["a"] * (kx**2 + ky**2)
@@ -391,7 +412,9 @@ def heat_2d(
     closed = initial is None and source is None and not any(callable(s) or s for s in sides)
     return Problem(
         "Heat equation (2D)",
-        check.one_or_all(tuple(_heat_2d(x, y, theta, sides, source) for theta in thetas)),
+        check.one_or_all(
+            tuple(_heat_2d(x, y, theta, sides, source, space_axis) for theta in thetas)
+        ),
         u0,
         ts,
         args={"a": a},

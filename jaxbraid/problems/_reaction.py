@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbraid import space
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
 from jaxbraid.problems._newton import solve_nonlinear_gmres
@@ -16,9 +17,14 @@ from jaxbraid.problems._plot import Picture
 from jaxbraid.problems._problem import Problem, Step
 
 
-def _apply(symbol: Any, u: Any) -> Any:
-    """The operator with this symbol on rfft2's modes."""
-    return jnp.fft.irfft2(jnp.fft.rfft2(u) * symbol, u.shape)
+def _apply(symbol: Any, u: Any, axis: str | None = None) -> Any:
+    """The operator with this symbol on rfft2's modes; the first axis may be split."""
+
+    def along_x(modes, symbol):
+        return jnp.fft.ifft(jnp.fft.fft(modes, axis=0) * symbol.T, axis=0)
+
+    modes = space.along(along_x, jnp.fft.rfft(u, axis=1), axis, symbol.T)
+    return jnp.fft.irfft(modes, u.shape[1], axis=1)
 
 
 # -- Allen-Cahn -----------------------------------------------------------------------------------
@@ -130,16 +136,16 @@ def allen_cahn_2d(
 
 
 @functools.cache
-def _gray_scott(side: float) -> Step:
+def _gray_scott(side: float, axis: str | None) -> Step:
     def step(t0, t1, state, params, args):
         u, v = state["u"], state["v"]
-        n = u.shape[0]
+        n = u.shape[1]
         dt, du, dv, feed, kill = real(u, t1 - t0, *(args[k] for k in ("du", "dv", "f", "k")))
         k = 2 * np.pi / side * np.fft.fftfreq(n, 1 / n)
         squares = real(u, np.add.outer(k**2, k[: n // 2 + 1] ** 2))
         rate = u * v**2
-        u = _apply(1 / (1 + dt * du * squares), u + dt * (feed * (1 - u) - rate))
-        v = _apply(1 / (1 + dt * dv * squares), v + dt * (rate - (feed + kill) * v))
+        u = _apply(1 / (1 + dt * du * squares), u + dt * (feed * (1 - u) - rate), axis)
+        v = _apply(1 / (1 + dt * dv * squares), v + dt * (rate - (feed + kill) * v), axis)
         return {"u": u, "v": v}
 
     return step
@@ -158,6 +164,7 @@ def gray_scott_2d(
     k: float = 0.06,
     seed: int = 0,
     *,
+    space_axis: str | None = None,
     t_end: float = 2048.0,
     nt: int = 2048,
     ts: Any = None,
@@ -175,6 +182,8 @@ def gray_scott_2d(
     - `du`, `dv`: diffusivities, positive.
     - `f`, `k`: feed and kill rate, which decide on the pattern.
     - `seed`: of the noise at the start.
+    - `space_axis`: the mesh axis over which the first axis of the state is split, for
+        `solve(mesh=mesh, space_axis=...)` with the same name; it must divide `nx`.
     - `t_end`, `nt`: `nt` steps of one length from 0 to `t_end`; or `ts`: the points of the grid.
     - `dtype`: of the state, by default double precision.
 
@@ -208,7 +217,7 @@ def gray_scott_2d(
     grid = side * np.arange(nx) / nx
     return Problem(
         "Gray-Scott model",
-        _gray_scott(side),
+        _gray_scott(side, space_axis),
         {"u": u.astype(kind), "v": v.astype(kind)},
         ts,
         args=args,
