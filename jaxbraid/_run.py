@@ -110,6 +110,8 @@ def run(
                 "The step closes over a value that is being differentiated. Hand it in instead: as "
                 "`args` if all steps share it, in `params` if each has its own."
             )
+        if "forward-mode" in str(e) and setup.forward.delta is not None and hasattr(e, "add_note"):
+            e.add_note("The Delta correction (delta) needs forward derivatives (jvp) of the step.")
         raise
 
 

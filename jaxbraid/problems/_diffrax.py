@@ -105,6 +105,15 @@ def _close_tolerances(solver: Any, u: jax.Array) -> Any:
     return eqx.tree_at(where, solver, (newton, MAX_STEPS))
 
 
+def _with_all_derivatives(solver: Any) -> Any:
+    """The solver with a loop over its stages that has forward derivatives, too."""
+    if isinstance(solver, diffrax.HalfSolver):
+        return eqx.tree_at(lambda s: s.solver, solver, _with_all_derivatives(solver.solver))
+    if getattr(solver, "scan_kind", "none") is not None:
+        return solver
+    return eqx.tree_at(lambda s: s.scan_kind, solver, "bounded", is_leaf=lambda x: x is None)
+
+
 @functools.lru_cache(maxsize=256)  # bounded, for a vector field may be made anew for each call
 def _step(solver: Any, vector_field: VectorField, substeps: int) -> Step:
     def f(t, u, args):
@@ -118,7 +127,7 @@ def _step(solver: Any, vector_field: VectorField, substeps: int) -> Step:
         one = jnp.zeros((), jnp.result_type(*inexact))
         t0, t1 = real(one, t0, t1)
         dt = (t1 - t0) / substeps
-        method = _close_tolerances(solver, one)
+        method = _close_tolerances(_with_all_derivatives(solver), one)
 
         def advance(carry: Any, i: Any) -> tuple[Any, None]:
             u, state, fine = carry
@@ -206,7 +215,7 @@ def _three_bodies(t, u, args):
 
 def arenstorf(
     solver: diffrax.AbstractSolver | None = None,
-    substeps: int = 1,
+    substeps: int | Sequence[int] = 1,
     mu: float = MASS,
     u0: Sequence[float] = ORBIT,
     *,
@@ -220,12 +229,12 @@ def arenstorf(
     The restricted problem of three bodies in coordinates that turn with earth and moon; the
     satellite is at $(x, y)$. With the initial values and the mass that are the defaults it comes
     back after the period $T = 17.0652\ldots$, which is `t_end`. It passes near the moon, where
-    errors grow much: MGRIT needs a coarse grid that still follows the orbit.
+    errors grow much: MGRIT needs coarse steps that still follow the orbit, of several `substeps`.
 
     **Arguments**
 
     - `solver`: of diffrax, by default `Dopri8()`, an explicit one of order 8.
-    - `substeps`: steps of the solver in one step of the time grid.
+    - `substeps`: steps of the solver in one step of the time grid; or a sequence, one a level.
     - `mu`: mass of the moon in parts of that of earth and moon.
     - `u0`: $(x, y, x', y')$ at the start.
     - `t_end`, `nt`: `nt` steps of one length from 0 to `t_end`; or `ts`: the points of the grid.
@@ -246,13 +255,13 @@ def arenstorf(
         E. Hairer, S. P. Nørsett, G. Wanner: Solving Ordinary Differential Equations I, section II.
     """
     solver = diffrax.Dopri8() if solver is None else solver
-    return ode(
-        _three_bodies,
+    counts = check.each_level("substeps", substeps, lambda n, k: check.integer(n, k, 1))
+    return Problem(
+        "Arenstorf's orbit",
+        check.one_or_all(tuple(diffrax_step(solver, _three_bodies, k) for k in counts)),
         check.vector("u0", u0, 4, dtype),
         check.time_grid(t_end, nt, ts),
-        {"mu": check.number("mu", mu, above=0.0)},
-        solver,
-        substeps,
-        name="Arenstorf's orbit",
-        labels=("x", "y", "x'", "y'"),
+        args={"mu": check.number("mu", mu, above=0.0)},
+        order=solver.order(diffrax.ODETerm(_three_bodies)),
+        picture=Picture("phase", ("x", "y", "x'", "y'")),
     )

@@ -57,7 +57,8 @@ def draw(name: str, picture: Picture, ts: np.ndarray, us: Any, path: Any, kind: 
         raise ImportError(
             'pictures need matplotlib, which `pip install "jaxbraid[plot]"` brings.'
         ) from e
-    figure = Figure(figsize=(7, 4.5), layout="constrained")  # no window, no global state
+    size = (10, 3.6) if kind == "snapshots" else (7, 4.5)
+    figure = Figure(figsize=size, layout="constrained")  # no window, no global state
     {"series": _series, "phase": _phase, "image": _image, "snapshots": _snapshots}[kind](
         figure, picture, ts, values
     )
@@ -121,4 +122,4 @@ def _snapshots(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray
         image = ax.pcolormesh(x, y, values[i].T, vmin=low, vmax=high, cmap="viridis")
         ax.set(title=f"t = {ts[i]:.3g}", xlabel=names[0], aspect="equal")
     axes[0].set(ylabel=names[1])
-    figure.colorbar(image, ax=list(axes), label=picture.labels[0], location="bottom")
+    figure.colorbar(image, ax=list(axes), label=picture.labels[0])
