@@ -139,8 +139,10 @@ def _watch(
     def tell(i: Any, norm: jax.Array, u: Tree) -> None:
         states = None
         if any(w.states for w in track.watch):
-            count = len(h.c_points())
-            u = gather(h.owned(1), p.comm, count, u)
+            if p.coarsest == 0:
+                u = p.comm.broadcast(u, (h.steps - 1) // h.levels[0].block)
+            else:
+                u = gather(h.owned(1), p.comm, len(h.c_points()), u)
             u = _tree.concatenate([_tree.repeat(p.levels[0].u0, 1), u])
             states = p.comm.batch_gather(join(u))
 
@@ -213,7 +215,7 @@ def _direct_solve(p: Problem, ends: Tree, track: Track) -> tuple[Stats, Any]:
     stats = Stats(nan.at[0].set(residual), nan[0], jnp.int32(1), finite, finite)
     points = jnp.zeros((0, len(nan) + 1), nan.dtype) if track.points else ()
     if p.watch is not None:
-        p.watch(1, residual, ())
+        p.watch(1, residual, ends)
     return stats, points
 
 

@@ -191,6 +191,20 @@ def test_callback_without_states_and_under_vmap_and_grad():
         jaxbraid.solve(step, U0, grid(16), args=2.0, callback=3)
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_one_level_has_one_iteration_and_no_c_points(devices):
+    """Serial stepping: told once, with the states at both ends; no residual at any C-point."""
+    seen = Recorder()
+    config = dataclasses.replace(TWO, levels=1)
+    more = {"config": config, "callback": seen, "point_residuals": True, "mesh": mesh_of(devices)}
+    sol = jaxbraid.solve(step, U0, grid(10), args=2.0, **more)
+    jax.effects_barrier()
+    assert sol.stats.point_residuals.shape == (4, 0)
+    ((iteration, residual, states),) = seen.calls
+    assert (iteration, residual) == (1, 0.0)
+    np.testing.assert_array_equal(states, np.stack([sol.us[0], sol.us[-1]]))
+
+
 def test_progress_prints_the_table_while_it_runs(capsys):
     config = dataclasses.replace(TWO, tol=1e-9)
     sol = jaxbraid.solve(step, U0, grid(64), args=2.0, config=config, progress=True)
