@@ -101,6 +101,21 @@ def test_nonlinear_heat_with_spatial_coarsening():
     np.testing.assert_allclose(sol.us[0], settled, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_the_end_of_time_is_an_unknown(devices):
+    """Its residual counts, also where it is no C-point otherwise (61 steps, factor 4)."""
+    mesh = None if devices == 1 else jax.make_mesh((devices,), ("layer",))
+    config = dataclasses.replace(CONFIG, tol=0.0, max_iters=2)
+    more = {"config": config, "periodic": True, "mesh": mesh, "point_residuals": True}
+    stats = jaxbraid.solve(forced, jnp.zeros(2), jnp.linspace(0, 1, 62), jnp.ones(61), 1.0,
+                           **more).stats  # fmt: skip
+    points = stats.point_residuals
+    assert points.shape == (3, 16)
+    norms = np.append(stats.initial_residual, stats.residuals)
+    np.testing.assert_allclose(np.sqrt(np.sum(points**2, axis=1)), norms, rtol=1e-12)
+    assert np.all(points[:, -1] > 0)
+
+
 def test_needs_a_coarse_level():
     with pytest.raises(ValueError, match="periodic=True: needs a coarse level"):
         ts = np.linspace(0, 1, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxbraid
-from jaxbraid import MGRIT, richardson, solve_adaptive
+from jaxbraid import MGRIT, _adaptive, richardson, solve_adaptive
 
 CONFIG = MGRIT(levels=2, coarsening=4, max_iters=30, tol=1e-13)
 
@@ -154,3 +154,13 @@ def test_refusals():
     with pytest.raises(FloatingPointError, match="start with more steps"):
         explosive = lambda t0, t1, u, p, a: u + (t1 - t0) * 1e200 * u**2  # noqa: E731
         solve_adaptive(explosive, 1.0, ts, order=1, tol=1e-3)
+
+
+def test_divided_grid_is_equidistant_within_each_step():
+    """And the states are interpolated linearly; what is no number is taken from the left."""
+    ts = np.array([0.0, 1.0, 4.0])
+    us = {"a": np.stack([ts, 2 - 3 * ts], axis=1), "n": np.array([5, 6, 7])}
+    points, guess = _adaptive._divide(ts, np.array([2, 3]), us)
+    np.testing.assert_allclose(points, [0, 0.5, 1, 2, 3, 4], rtol=1e-15)
+    np.testing.assert_allclose(guess["a"], np.stack([points, 2 - 3 * points], axis=1), rtol=1e-14)
+    np.testing.assert_array_equal(guess["n"], [5, 5, 6, 6, 6, 7])

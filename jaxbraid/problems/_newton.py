@@ -44,7 +44,12 @@ def _solve(equation: Any, guess: Any, data: Any, linear: Any) -> Any:
     newton = optx.Newton(rtol=tol, atol=tol, linear_solver=linear)
     adjoint = optx.ImplicitAdjoint(linear_solver=linear)
     guess = jax.lax.stop_gradient(guess)
+
+    def scaled(u: Any, data: Any) -> Any:
+        """The tolerance is absolute, but the equation's rounding errors grow with the state."""
+        return equation(u, data) / (1 + jax.lax.stop_gradient(jnp.max(jnp.abs(u))))
+
     out = optx.root_find(
-        equation, newton, guess, data, max_steps=MAX_STEPS, adjoint=adjoint, throw=False
+        scaled, newton, guess, data, max_steps=MAX_STEPS, adjoint=adjoint, throw=False
     )
     return jnp.where(out.result == optx.RESULTS.successful, out.value, jnp.nan)

@@ -120,6 +120,6 @@ def _snapshots(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray
     for ax, i in zip(axes, np.linspace(0, len(ts) - 1, TIMES).astype(int), strict=True):
         # states are indexed [x, y], images by rows
         image = ax.pcolormesh(x, y, values[i].T, vmin=low, vmax=high, cmap="viridis")
-        ax.set(title=f"t = {ts[i]:.3g}", xlabel=names[0], aspect="equal")
+        ax.set(title=f"t = {ts[i]:.4g}", xlabel=names[0], aspect="equal")
     axes[0].set(ylabel=names[1])
     figure.colorbar(image, ax=list(axes), label=picture.labels[0])

@@ -191,7 +191,7 @@ def gray_scott_2d(
 
     A `Problem` with `args={"du": du, "dv": dv, "f": f, "k": k}`; the state is `{"u": u, "v": v}`
     with arrays of shape `(nx, nx)`. It starts from $(u, v) = (1, 0)$ with $(1/2, 1/4)$ in a square
-    in the middle, and noise of one per cent.
+    of width 0.2 in the middle, and noise of one per cent.
 
     **Raises**
 
@@ -208,7 +208,8 @@ def gray_scott_2d(
     args = {"du": check.number("du", du, above=0.0), "dv": check.number("dv", dv, above=0.0)}
     args |= {"f": check.number("f", f), "k": check.number("k", k)}
     ts, kind = check.time_grid(t_end, nt, ts), check.precision(dtype)
-    half = max(1, round(nx * 10 / 256))  # 20 of 256 points wide
+    # as wide as 20 of Pearson's 256 points, but no more than half of a small domain
+    half = max(1, min(nx // 4, round(nx / side * 2.5 * 10 / 256)))
     square = np.zeros((nx, nx), bool)
     square[nx // 2 - half : nx // 2 + half, nx // 2 - half : nx // 2 + half] = True
     noise = 1 + 0.01 * np.random.default_rng(seed).uniform(-1, 1, (2, nx, nx))
