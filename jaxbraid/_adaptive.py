@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxbraid import _check, _tree
+from jaxbraid._layout import Layout
 from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._richardson import richardson
 from jaxbraid._solve import solve
@@ -116,6 +117,8 @@ def solve_adaptive(
     for name in ("params", "guess", "has_aux", "save"):
         if name in options:
             raise TypeError(f"{name}: not for solve_adaptive, which sets it.")
+    if isinstance(options.get("mesh"), Layout):
+        raise TypeError("mesh: not MPI ranks, none of which has all steps; use a jax.sharding.Mesh.")
     if config is None:
         config = MGRIT(levels=2, coarsening=4, max_iters=50, tol=tol / 10)
     _check.config("config", config)
@@ -147,7 +150,7 @@ def solve_adaptive(
         points, guess = _divide(points, parts, sol.us)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _without_error(step: Step) -> Step:
     def plain(t0: Any, t1: Any, u: PyTree, params: PyTree, args: PyTree) -> tuple[PyTree, tuple]:
         return step(t0, t1, u, params, args), ()

@@ -66,7 +66,7 @@ def richardson(
     return _richardson(step, order, factor, bool(error), norm)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _richardson(step: Step, order: int, factor: int, error: bool, norm: Norm | None) -> Step:
     def extrapolated(t0: Any, t1: Any, u: Tree, params: Tree, args: Tree) -> Any:
         coarse, fine = step(t0, t1, u, params, args), u

@@ -192,7 +192,7 @@ def _watches(
     return tuple(watches)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _host(callback: Callable[[int, float, Any], None]) -> Callable[[Any, Any, Any], None]:
     """`callback` with numbers in place of arrays of one; the same one for the same function."""
 
