@@ -118,7 +118,7 @@ def solve_adaptive(
         if name in options:
             raise TypeError(f"{name}: not for solve_adaptive, which sets it.")
     if isinstance(options.get("mesh"), Layout):
-        raise TypeError("mesh: not MPI ranks, none of which has all steps; use a jax.sharding.Mesh.")
+        raise TypeError("mesh: must be a jax.sharding.Mesh or None; no MPI rank has all steps.")
     if config is None:
         config = MGRIT(levels=2, coarsening=4, max_iters=50, tol=tol / 10)
     _check.config("config", config)
