@@ -103,11 +103,11 @@ def test_nonlinear_heat_with_spatial_coarsening():
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_the_end_of_time_is_an_unknown(devices):
-    """Its residual counts, also where it is no C-point otherwise (61 steps, factor 4)."""
+    """Its residual counts, also where it is no C-point otherwise (63 steps, factor 4)."""
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("layer",))
     config = dataclasses.replace(CONFIG, tol=0.0, max_iters=2)
     more = {"config": config, "periodic": True, "mesh": mesh, "point_residuals": True}
-    stats = jaxbraid.solve(forced, jnp.zeros(2), jnp.linspace(0, 1, 62), jnp.ones(61), 1.0,
+    stats = jaxbraid.solve(forced, jnp.zeros(2), jnp.linspace(0, 1, 64), jnp.ones(63), 1.0,
                            **more).stats  # fmt: skip
     points = stats.point_residuals
     assert points.shape == (3, 16)
