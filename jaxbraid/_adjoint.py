@@ -58,7 +58,7 @@ def solve_adjoint(
         inside = lp.inside if l == 0 else lp.inputs.active
         zeros = _tree.zeros(_tree.shapes(known))
         u = zeros if inside is None else _tree.where(inside, zeros, known)
-        return Points(u, () if p.basis is None else _tree.repeat(p.basis, n))
+        return p.points(u, n)
 
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs

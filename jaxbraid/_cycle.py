@@ -171,18 +171,25 @@ def arranged_rhs(p: Problem, l: int, rhs: Rhs | None) -> Rhs | None:
     return None if rhs is None else lp.level.arrange(rhs, lp.batch, p.reverse)
 
 
-def sweep(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
+def sweep(p: Problem, l: int, u: Tree, rhs: Rhs | None) -> Tree:
     """F-relaxation and the step that closes each interval: the new values of the C-points."""
+    return _sweep_from(p, l, starts(p, l, Points(u)), rhs).u
+
+
+def sweep_along(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
+    """A sweep with its derivatives along the bases where intervals start, if there are any."""
+    return _sweep_from(p, l, p.with_basis(starts(p, l, x)), rhs)
+
+
+def _sweep_from(p: Problem, l: int, start: Points, rhs: Rhs | None) -> Points:
     step = _with_rhs(p.levels[l].phi)
     xs = (p.levels[l].swept, rhs)
-    ends = march(p, l, starts(p, l, x), lambda x, given: (step(x, given), ()), xs).ends
-    return to_owner(p, l, ends)
+    return to_owner(p, l, march(p, l, start, lambda x, given: (step(x, given), ()), xs).ends)
 
 
 def all_points(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
     """F-relaxation that keeps what it steps to: the values of all slots, given the C-points `x`."""
     lp, level = p.levels[l], p.levels[l].level
-    x = x if p.moves_basis else Points(x.u)
     xs = (lp.swept, rhs)
     place = 0 if p.reverse else level.length - 1  # of the step into a C-point
     if level.group == 1:  # that step is not needed
@@ -197,10 +204,11 @@ def all_points(p: Problem, l: int, x: Points, rhs: Rhs | None) -> Points:
             return a.at[:, place : place + 1].set(jnp.where(closing, c, a[:, place : place + 1]))
         return jnp.concatenate([c, a] if p.reverse else [a, c], axis=1)
 
-    x = level.flatten(jax.tree.map(close, out, x), p.reverse)
-    if p.moves_basis:
-        return x._replace(basis=orthonormal(x.basis)[0])
-    return x if p.basis is None else x._replace(basis=_tree.repeat(p.basis, level.block))
+    return orthonormalised(p, level.flatten(jax.tree.map(close, out, x), p.reverse))
+
+
+def orthonormalised(p: Problem, x: Points) -> Points:
+    return x._replace(basis=orthonormal(x.basis)[0]) if p.moves_basis else x
 
 
 def _writing(step: Callable[[Points, Any], Points]) -> Callable[[Points, Any], tuple[Points, Any]]:
@@ -246,54 +254,74 @@ def step_all(p: Problem, l: int, x: Points, rhs: Rhs | None = None) -> Points:
 
 
 class Relaxed(NamedTuple):
-    """C-points after relaxation, their sweep, and the residual that relaxation began with."""
+    """C-points after relaxation, their sweep, and the residual that relaxation began with.
 
-    u: Tree
-    w: Tree
+    The sweep has the derivatives along the bases that a correction is made of.
+    """
+
+    x: Points
+    w: Points
     residual: Tree
 
 
-def relax(p: Problem, l: int, u: Tree, rhs: Rhs | None, keep_residual: bool = False) -> Relaxed:
-    """F-relaxation and `cf_relax` C-F-relaxations, as one loop: the sweep is compiled once."""
+def relax(p: Problem, l: int, x: Points, rhs: Rhs | None, keep_residual: bool = False) -> Relaxed:
+    """F-relaxation and `cf_relax` C-F-relaxations, as one loop: the sweep is compiled once.
+
+    With derivatives the last sweep is another program and stands behind the loop.
+    """
     count, weight = p.config.at("cf_relax", l), p.config.at("c_weight", l)
     if count == 0:
-        w = sweep(p, l, Points(u), rhs).u
-        return Relaxed(u, w, _tree.sub(w, u) if keep_residual else ())
+        w = sweep_along(p, l, x, rhs)
+        return Relaxed(x, w, _tree.sub(w.u, x.u) if keep_residual else ())
 
-    def body(i: jax.Array, x: Relaxed) -> Relaxed:
-        u = _tree.where(i > 0, _tree.move(x.u, weight, x.w), x.u)
-        w = sweep(p, l, Points(u), rhs).u
-        residual = _tree.where(i > 0, x.residual, _tree.sub(w, u)) if keep_residual else ()
-        return Relaxed(u, w, residual)
+    def body(i: jax.Array, state: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
+        u, w, residual = state
+        u = _tree.where(i > 0, _tree.move(u, weight, w), u)
+        w = sweep(p, l, u, rhs)
+        residual = _tree.where(i > 0, residual, _tree.sub(w, u)) if keep_residual else ()
+        return u, w, residual
 
-    return lax.fori_loop(0, 1 + count, body, Relaxed(u, u, u if keep_residual else ()))
+    first = (x.u, x.u, x.u if keep_residual else ())
+    u, w, residual = lax.fori_loop(0, count + (p.basis is None), body, first)
+    if p.basis is None:
+        return Relaxed(Points(u), Points(w), residual)
+    x = x._replace(u=_tree.move(u, weight, w))
+    return Relaxed(x, sweep_along(p, l, x, rhs), residual)
 
 
-def relax_swept(p: Problem, l: int, u: Tree, w: Tree, rhs: Rhs | None) -> tuple[Tree, Tree]:
-    """`relax` of C-points `u` whose sweep `w` is known: only the C-F-relaxations."""
-    weight = p.config.at("c_weight", l)
+def relax_swept(p: Problem, l: int, x: Points, w: Points, rhs: Rhs | None) -> tuple[Points, Points]:
+    """`relax` of C-points `x` whose sweep `w` is known: only the C-F-relaxations.
 
-    def body(_: int, x: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        u = _tree.move(x[0], weight, x[1])
-        return u, sweep(p, l, Points(u), rhs).u
+    Without any, the known sweep must have the derivatives.
+    """
+    count, weight = p.config.at("cf_relax", l), p.config.at("c_weight", l)
+    if count == 0:
+        return x, w
 
-    return lax.fori_loop(0, p.config.at("cf_relax", l), body, (u, w))
+    def body(_: int, state: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        u = _tree.move(state[0], weight, state[1])
+        return u, sweep(p, l, u, rhs)
+
+    u, v = lax.fori_loop(0, count - (p.basis is not None), body, (x.u, w.u))
+    if p.basis is None:
+        return Points(u), Points(v)
+    x = x._replace(u=_tree.move(u, weight, v))
+    return x, sweep_along(p, l, x, rhs)
 
 
 def cycle(p: Problem, l: int, x: Points, rhs: Rhs | None, kind: str) -> Points:
     """Relax level `l` and correct it from the next."""
-    relaxed = relax(p, l, x.u, rhs)
-    return correct(p, l, x._replace(u=relaxed.u), relaxed.w, rhs, kind)
+    relaxed = relax(p, l, x, rhs)
+    return correct(p, l, relaxed.x, relaxed.w, kind)
 
 
-def correct(p: Problem, l: int, x: Points, w: Tree, rhs: Rhs | None, kind: str) -> Points:
+def correct(p: Problem, l: int, x: Points, w: Points, kind: str) -> Points:
     """Solve the FAS equation on level `l + 1` and add the prolonged change to the C-points."""
     restrict, prolong = _batched(p.levels[l].restrict), _batched(p.levels[l].prolong)
     v = restrict(x.u)
-    b = _tree.add(v, restrict(_tree.sub(w, x.u)))
-    fine = () if p.basis is None else sweep(p, l, x, rhs).basis
-    y, b, fine = hand_down(p, l, (Points(v, x.basis), b, fine))
-    begin = before(p, l + 1, y)
+    b = _tree.add(v, restrict(_tree.sub(w.u, x.u)))
+    y, b, fine = hand_down(p, l, (Points(v, x.basis), b, w.basis))
+    begin = p.with_basis(before(p, l + 1, y))
     coarse = step_all(p, l + 1, begin)
     delta = None
     if p.basis is not None:
@@ -326,12 +354,6 @@ def visit(p: Problem, l: int, y: Points, rhs: Rhs | None, kind: str) -> Points:
 def solve_coarsest(p: Problem, y: Points, rhs: Rhs | None) -> Points:
     """The coarsest level: stepped in sequence, or relaxed at all points at once."""
     l = p.coarsest
-    basis = y.basis
-    y = y if p.moves_basis else Points(y.u)
-
-    def orthonormalised(x: Points) -> Points:
-        return x._replace(basis=orthonormal(x.basis)[0]) if p.moves_basis else x
-
     if p.config.window is not None or p.config.coarse_solver == "relax":
         if p.config.window is not None:
             sweeps = p.config.window - 1
@@ -339,22 +361,20 @@ def solve_coarsest(p: Problem, y: Points, rhs: Rhs | None) -> Points:
             sweeps = 1 + (p.config.at("cf_relax", l - 1) if l > 0 else 0)
 
         def relax_all(_: int, y: Points) -> Points:
-            return orthonormalised(step_all(p, l, before(p, l, y), rhs))
+            return orthonormalised(p, step_all(p, l, before(p, l, y), rhs))
 
-        y = lax.fori_loop(0, sweeps, relax_all, y)
-    else:
-        lp = p.levels[l]
-        step = _with_rhs(lp.phi)
-        body = _writing(lambda x, given: orthonormalised(step(x, given)))
-        xs = (lp.swept, arranged_rhs(p, l, rhs))
+        return lax.fori_loop(0, sweeps, relax_all, y)
 
-        def around(y: Points) -> Points:
-            return lp.level.flatten(march(p, l, starts(p, l, y), body, xs).outputs, p.reverse)
+    lp = p.levels[l]
+    step = _with_rhs(lp.phi)
+    body = _writing(lambda x, given: orthonormalised(p, step(x, given)))
+    xs = (lp.swept, arranged_rhs(p, l, rhs))
 
-        y = around(y)
-        if p.periodic:
-            y = lax.fori_loop(1, p.config.coarse_rounds, lambda _, y: around(y), y)
-    return y if p.moves_basis else y._replace(basis=basis)
+    def around(y: Points) -> Points:
+        return lp.level.flatten(march(p, l, starts(p, l, y), body, xs).outputs, p.reverse)
+
+    y = around(y)
+    return lax.fori_loop(1, p.config.coarse_rounds, lambda _, y: around(y), y) if p.periodic else y
 
 
 def source(p: Problem, l: int) -> Rhs | None:

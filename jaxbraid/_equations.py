@@ -26,7 +26,7 @@ Start = Literal["guess", "nested", "coarse"]  # how the first C-points are had
 
 
 class Points(NamedTuple):
-    """Values at some points and, with a Delta correction, the bases that it acts on there."""
+    """Values at some points and, where a Delta correction's bases follow the flow, these."""
 
     u: Tree
     basis: Tree = ()
@@ -100,6 +100,16 @@ class Problem:
         """Whether bases follow the flow; a basis of all unit vectors stays."""
         return self.basis is not None and self.config.delta != "full"
 
+    def points(self, u: Tree, n: int) -> Points:
+        """The `n` values `u`, with the basis of the beginning where bases move."""
+        return Points(u, _tree.repeat(self.basis, n) if self.moves_basis else ())
+
+    def with_basis(self, x: Points) -> Points:
+        """`x` with the bases that derivatives are taken along, where none are."""
+        if self.basis is None or self.moves_basis:
+            return x
+        return x._replace(basis=_tree.repeat(self.basis, jax.tree.leaves(x.u)[0].shape[0]))
+
 
 def masked(active: jax.Array | None, value: Tree, u: Tree) -> Tree:
     """Inactive slots pass their state on."""
@@ -139,7 +149,7 @@ def starting(p: Problem, l: int, x: Points, last: tuple[int, int]) -> Points:
     """What the march on level `l` starts from, given the values `x`, the last of them at `last`."""
     lp = p.levels[l]
     if not p.periodic:
-        return Points(lp.u0, () if p.basis is None or not jax.tree.leaves(x.basis) else p.basis)
+        return Points(lp.u0, p.basis if jax.tree.leaves(x.basis) else ())
     device, place = (0, 0) if p.reverse else last
     end = lp.comm.broadcast(_tree.take(x, place), device)
     return end._replace(u=_tree.add(end.u, lp.u0)) if p.reverse else end

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._check import check_steps
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep, when
+from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep, sweep_along, when
 from jaxbraid._delta import orthonormal, rows
 from jaxbraid._equations import (
     Points,
@@ -89,13 +89,11 @@ def solve_forward(
     def initial(l: int) -> Points:
         lp = p.levels[l]
         n = lp.level.intervals if l == 0 else lp.level.block
-        basis = () if p.basis is None else _tree.repeat(p.basis, n)
         if l == 0 and guess is not None:
             starts, end = (space.split[0](x)[0] for x in guess)
-            u = ends_of_intervals(p, lp.level.first_slots(starts), end)
-            return Points(u, basis)
+            return p.points(ends_of_intervals(p, lp.level.first_slots(starts), end), n)
         u = lp.u0 if p.periodic else _tree.zeros(_tree.shapes(lp.u0))
-        return Points(_tree.repeat(u, n), basis)
+        return p.points(_tree.repeat(u, n), n)
 
     keep_all = "all" in (want.states, want.save)
 
@@ -158,7 +156,7 @@ def _watch(
 
 def _growth(p: Problem, h: Hierarchy, x: Points) -> jax.Array:
     """Logarithms of the growth of the basis' vectors over all time."""
-    ends = sweep(p, 0, x, arranged_rhs(p, 0, source(p, 0))).basis
+    ends = sweep_along(p, 0, x, arranged_rhs(p, 0, source(p, 0))).basis
     if p.moves_basis:
         here = (h.owned(1).start(p.comm.index, h.steps) < h.steps) & takes_part(p, h.owned(1))
         logs = jnp.log(orthonormal(ends)[1])
@@ -195,7 +193,7 @@ def relaxed_solution(
     want_points = track is not None and track.points
     done = iterate(p, initial, counts, track is not None, want_points)
     if p.config.final_relax == "FCF":
-        w = done.w if done.w is not None else sweep(p, 0, Points(done.x.u), rhs).u
+        w = done.w if done.w is not None else sweep(p, 0, done.x.u, rhs)
         done = done._replace(x=done.x._replace(u=w))
     swept = march(p, 0, starts(p, 0, Points(done.x.u)).u, body, xs, total)
     record = None

@@ -10,7 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxbraid import _tree
-from jaxbraid._cycle import arranged_rhs, coarse_start, correct, relax, relax_swept, source, sweep
+from jaxbraid._cycle import (
+    arranged_rhs,
+    coarse_start,
+    correct,
+    relax,
+    relax_swept,
+    source,
+    sweep,
+    sweep_along,
+)
 from jaxbraid._equations import Points, Problem
 from jaxbraid._stats import Stats
 from jaxbraid._tree import Tree
@@ -73,16 +82,12 @@ def iterate(
     `guess(l)` gives C-points of level 0 for `l = 0`, slots of the coarsest level otherwise; only
     level 0 is asked for where no coarse solve is wanted.
     """
-    config = p.config
-    rhs = arranged_rhs(p, 0, source(p, 0))
     skipped = 0
     if p.start == "guess":
         x = guess(0)
     else:
         x = coarse_start(p, guess, improve=p.start == "nested")
-        skipped = min(1, config.max_iters) if p.start == "coarse" else 0
-    count = config.max_iters - skipped
-    jump = config.criterion == "jump"
+        skipped = min(1, p.config.max_iters) if p.start == "coarse" else 0
 
     def norms_of(d: Tree) -> Record:
         return measure(p, d, counts, want_points)
@@ -90,53 +95,75 @@ def iterate(
     unknown = jax.tree.map(
         lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(norms_of, x.u)
     )
+    if p.config.tol == 0:
+        return _so_many(p, x, skipped, norms_of if track else None, unknown)
+    return _until_converged(p, x, skipped, norms_of, unknown)
 
-    def unknown_rows(n: int) -> Record:
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *a.shape)), unknown)
 
-    def report(i: jax.Array | int, norms: Record, u: Tree) -> None:
-        if p.watch is not None:
-            p.watch(i, norms.norm, u)
+def _so_many(
+    p: Problem, x: Points, skipped: int, norms_of: Callable[[Tree], Record] | None, unknown: Record
+) -> Iterate:
+    """All iterations there may be, in a loop that does not look at data."""
+    config, jump = p.config, p.config.criterion == "jump"
+    rhs = arranged_rhs(p, 0, source(p, 0))
 
-    if config.tol == 0:
+    def body(x: Points, i: jax.Array) -> tuple[Points, Record]:
+        relaxed = relax(p, 0, x, rhs, keep_residual=norms_of is not None and not jump)
+        new = correct(p, 0, relaxed.x, relaxed.w, config.cycle)
+        if norms_of is None:
+            return new, unknown
+        # a body sees the residual before its cycle, but the jump after it
+        norms = norms_of(_tree.sub(new.u, x.u) if jump else relaxed.residual)
+        _report(p, i + jump, norms, new.u if jump else x.u)
+        return new, norms
 
-        def body(x: Points, i: jax.Array) -> tuple[Points, Record]:
-            relaxed = relax(p, 0, x.u, rhs, keep_residual=track and not jump)
-            new = correct(p, 0, x._replace(u=relaxed.u), relaxed.w, rhs, config.cycle)
-            if not track:
-                return new, unknown
-            # a body sees the residual before its cycle, but the jump after it
-            norms = norms_of(_tree.sub(new.u, x.u) if jump else relaxed.residual)
-            report(i + jump, norms, new.u if jump else x.u)
-            return new, norms
+    x, record = lax.scan(body, x, skipped + jnp.arange(config.max_iters - skipped))
+    return Iterate(x, None, _joined(_rows(unknown, skipped + jump), record), config.max_iters)
 
-        x, record = lax.scan(body, x, skipped + jnp.arange(count))
-        record = _joined(unknown_rows(skipped + jump), record)
-        return Iterate(x, None, record, config.max_iters)
 
-    def proceed(state: tuple[jax.Array, Points, Tree, Record]) -> jax.Array:
+def _until_converged(
+    p: Problem, x: Points, skipped: int, norms_of: Callable[[Tree], Record], unknown: Record
+) -> Iterate:
+    """Iterations until the norm is at most `tol`, or is not finite."""
+    config, jump = p.config, p.config.criterion == "jump"
+    rhs = arranged_rhs(p, 0, source(p, 0))
+    # where no C-relaxation comes between, the sweep that gives the residual is the next cycle's
+    along = config.at("cf_relax", 0) == 0
+
+    def swept(x: Points) -> Points:
+        return sweep_along(p, 0, x, rhs) if along else Points(sweep(p, 0, x.u, rhs))
+
+    def proceed(state: tuple[jax.Array, Points, Points, Record]) -> jax.Array:
         i, _, _, record = state
         last = record.norm[i]
         unfinished = jnp.isfinite(last) & (last > config.tol)
         return (i < config.max_iters) & (unfinished | (jump & (i == skipped)))
 
-    def advance(state: tuple[jax.Array, Points, Tree, Record]):
+    def advance(state: tuple[jax.Array, Points, Points, Record]):
         i, x, w, record = state
-        u, w = relax_swept(p, 0, x.u, w, rhs)
-        new = correct(p, 0, x._replace(u=u), w, rhs, config.cycle)
-        w = sweep(p, 0, Points(new.u), rhs).u
-        norms = norms_of(_tree.sub(new.u, x.u) if jump else _tree.sub(w, new.u))
-        report(i + 1, norms, new.u)
+        new = correct(p, 0, *relax_swept(p, 0, x, w, rhs), config.cycle)
+        w = swept(new)
+        norms = norms_of(_tree.sub(new.u, x.u) if jump else _tree.sub(w.u, new.u))
+        _report(p, i + 1, norms, new.u)
         return i + 1, new, w, _with_row(record, i + 1, norms)
 
-    w = sweep(p, 0, Points(x.u), rhs).u
-    record = unknown_rows(config.max_iters + 1)
+    w = swept(x)
+    record = _rows(unknown, config.max_iters + 1)
     if not jump:
-        norms = norms_of(_tree.sub(w, x.u))
-        report(skipped, norms, x.u)
+        norms = norms_of(_tree.sub(w.u, x.u))
+        _report(p, skipped, norms, x.u)
         record = _with_row(record, skipped, norms)
     i, x, w, record = lax.while_loop(proceed, advance, (jnp.int32(skipped), x, w, record))
-    return Iterate(x, w, record, i)
+    return Iterate(x, w.u, record, i)
+
+
+def _report(p: Problem, i: jax.Array | int, norms: Record, u: Tree) -> None:
+    if p.watch is not None:
+        p.watch(i, norms.norm, u)
+
+
+def _rows(row: Record, n: int) -> Record:
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *a.shape)), row)
 
 
 def _joined(a: Record, b: Record) -> Record:
@@ -158,8 +185,7 @@ def finished(p: Problem, done: Iterate, counts: jax.Array, w: Tree, want_points:
     if p.config.tol != 0 or p.config.criterion != "residual":
         return done
     norms = measure(p, _tree.sub(w, done.x.u), counts, want_points)
-    if p.watch is not None:
-        p.watch(p.config.max_iters, norms.norm, done.x.u)
+    _report(p, p.config.max_iters, norms, done.x.u)
     row = jax.tree.map(lambda a: a[None], norms)
     return done._replace(record=_joined(done.record, row))
 

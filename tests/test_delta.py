@@ -179,3 +179,27 @@ def test_refusals():
     refuse("not on a mesh that splits states", {"mesh": mesh, "space_axis": "space"}, delta=1)
     with pytest.raises(ValueError, match="delta=0: must be >= 1 or None, 'full'"):
         MGRIT(delta=0)
+
+
+@pytest.mark.parametrize("tol", [0.0, 1e-30])
+@pytest.mark.parametrize("nu", [0, 1, 2])
+def test_fine_steps_are_evaluated_as_often_as_without_correction(nu, tol):
+    """Derivatives are taken of the sweep that closes the relaxation; one more, for exponents."""
+    seen = []
+
+    def step(t0, t1, u, params, args):
+        jax.debug.callback(lambda dt: seen.append(round(float(dt) * 1e6)), t1 - t0)
+        return u + (t1 - t0) * jnp.sin(u)
+
+    def fine_sweeps(delta):
+        seen.clear()
+        config = MGRIT(levels=2, coarsening=4, cf_relax=nu, max_iters=3, tol=tol, delta=delta)
+        jax.block_until_ready(jaxbraid.solve(step, np.ones(2), grid(32, 3.2), config=config).u)
+        jax.effects_barrier()
+        fine = seen.count(round(1e5))
+        assert fine % 32 == 0
+        return fine // 32
+
+    plain = fine_sweeps(None)
+    assert plain == 3 * (1 + nu) + 1 + (tol > 0)  # the results; the residual before the loop
+    assert fine_sweeps("full") == fine_sweeps(1) == plain + 1
