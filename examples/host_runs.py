@@ -106,3 +106,11 @@ def by_step_size(t0, t1):
     sizes = np.array([float(f"{dt:.12g}") for dt in t1 - t0])
     for dt in np.unique(sizes):
         yield dt, np.flatnonzero(sizes == dt)
+
+
+def square_image(fig, axes, u, t):
+    """A state on the unit square, given row by row."""
+    n = round(len(u) ** 0.5)
+    image = axes.imshow(np.asarray(u).reshape(n, n).T, origin="lower", extent=(0, 1, 0, 1))
+    fig.colorbar(image, ax=axes, label="u")
+    axes.set(title=f"u at t = {t:g}", xlabel="x", ylabel="y")

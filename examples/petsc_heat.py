@@ -11,7 +11,7 @@ MGRIT runs in JAX around it. `make test-petsc` installs PETSc and petsc4py on De
 import functools
 
 import numpy as np
-from host_runs import figure, options, residual_axes, save, solve_and_compare
+from host_runs import figure, options, residual_axes, save, solve_and_compare, square_image
 
 import jaxbraid
 
@@ -74,11 +74,7 @@ def main(argv=None):
     solution, error = solve_and_compare("heat equation, PETSc", fn, u0, ts, config=config, vjp=vjp)
 
     fig, (left, right) = figure(2)
-    image = left.imshow(
-        np.asarray(solution.u).reshape(nx, nx).T, origin="lower", extent=(0, 1, 0, 1)
-    )
-    fig.colorbar(image, ax=left, label="u")
-    left.set(title=f"u at t = {ts[-1]:g}", xlabel="x", ylabel="y")
+    square_image(fig, left, solution.u, ts[-1])
     residual_axes(right, solution.stats)
     save(fig, chosen.out, "petsc_heat.png")
     return error

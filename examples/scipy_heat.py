@@ -23,6 +23,7 @@ from host_runs import (
     residual_axes,
     save,
     solve_and_compare,
+    square_image,
 )
 from scipy.sparse.linalg import splu
 
@@ -82,11 +83,7 @@ def main(argv=None):
     console.print(f"d misfit / d s: {slope:.8e}; difference quotient: {quotient:.8e}")
 
     fig, (left, right) = figure(2)
-    image = left.imshow(
-        np.asarray(solution.u).reshape(nx, nx).T, origin="lower", extent=(0, 1, 0, 1)
-    )
-    fig.colorbar(image, ax=left, label="u")
-    left.set(title=f"u at t = {ts[-1]:g}", xlabel="x", ylabel="y")
+    square_image(fig, left, solution.u, ts[-1])
     residual_axes(right, solution.stats)
     save(fig, chosen.out, "scipy_heat.png")
     return error, abs(slope - quotient) / abs(quotient)

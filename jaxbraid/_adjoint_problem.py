@@ -17,7 +17,6 @@ from jax import lax
 
 from jaxbraid import _tree
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import map_slots
 from jaxbraid._equations import LevelProblem, Problem, masked
 from jaxbraid._hierarchy import Hierarchy, Level
 from jaxbraid._problem import (
@@ -40,6 +39,7 @@ from jaxbraid._problem import (
     to_next,
     within_time,
 )
+from jaxbraid._sweep import map_slots
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer, transpose
 
@@ -170,10 +170,8 @@ def adjoint_problem(
         swept = arrange_inputs(level, inputs, batch, True)
         if expand is not None:
             swept = swept._replace(state=_in_places(level, saved, batch))
-
-        restrict = prolong = None
-        if l < len(h.levels) - 1 and setup.transfer(l) is not None:
-            restrict, prolong = _adjoint_transfers(setup, space, l)
+        coarsest = l == len(h.levels) - 1
+        restrict, prolong = (None, None) if coarsest else _adjoint_transfers(setup, space, l)
         lp = LevelProblem(
             level,
             row_of(h, l, comm),
@@ -192,18 +190,13 @@ def adjoint_problem(
             h.last_c_point(l),
         )
         levels.append(lp)
-        if l == len(h.levels) - 1:
+        if coarsest:
             break
         params = level.first_slots(params)
-        states = states if expand is not None else level.first_slots(states)
-        to_coarse = space.restrict(setup, l)
-        if to_coarse is not None:
-            states = jax.vmap(to_coarse)(states)
-        if restrict is not None:
-            last = restrict(last)
+        states = _mapped(space.restrict(setup, l), states if expand else level.first_slots(states))
         if source is not None:
-            source = interval_sums(lp, source)
-            source = source if restrict is None else jax.vmap(restrict)(source)
+            source = _mapped(restrict, interval_sums(lp, source))
+        last = last if restrict is None else restrict(last)
         params, states, source = to_next(h, l, comm, (params, states, source))
     assert finest is not None
     p = Problem(
@@ -217,6 +210,10 @@ def adjoint_problem(
         periodic=setup.periodic,
     )
     return p, finest
+
+
+def _mapped(transfer: Callable[[Tree], Tree] | None, x: Tree) -> Tree:
+    return x if transfer is None else jax.vmap(transfer)(x)
 
 
 def _recomputation(setup: Setup, space: Space, shared: Shared) -> Callable[[Inputs], Inputs]:
@@ -261,9 +258,10 @@ def _all_states(
 
 
 def _adjoint_transfers(setup: Setup, space: Space, l: int):
-    """`(restrict, prolong)` of the adjoint: P^T and R^T, or on request R and P."""
+    """`(restrict, prolong)` of the adjoint: P^T and R^T, or on request R and P; or none."""
     restrict, prolong = space.restrict(setup, l), space.prolong(setup, l)
-    assert restrict is not None and prolong is not None
+    if restrict is None or prolong is None:
+        return None, None
     if setup.adjoint.adjoint_transfers == "forward":
         return restrict, prolong
     fine = _tree.shapes(space.first[l])

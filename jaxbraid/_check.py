@@ -138,6 +138,30 @@ def with_aux(what: str, out: Any) -> tuple[Any, Any]:
     return out
 
 
+def differs(out: Tree, like: Tree, what: str, who: str) -> Exception | None:
+    """How `out`, which `who` returns, differs from the structure, shapes and dtypes of `like`."""
+    if jax.tree.structure(out) != jax.tree.structure(like):
+        return TypeError(
+            f"{who} returns the structure {jax.tree.structure(out)}: it must be that of the "
+            f"{what}, {jax.tree.structure(like)}."
+        )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(out), strict=True)
+    for (path, a), b in pairs:
+        leaf = what + jax.tree_util.keystr(path)
+        if jnp.shape(b) != a.shape:
+            return ValueError(
+                f"{who} returns {leaf} with shape {jnp.shape(b)}: it must be that of the {what}, "
+                f"{a.shape}."
+            )
+        dtype = getattr(b, "dtype", None) or jnp.result_type(b)
+        if dtype != a.dtype:
+            return TypeError(
+                f"{who} returns {leaf} with dtype {dtype}: it must be that of the {what}, "
+                f"{a.dtype}. Cast what enters (times, dt, parameters) or the result."
+            )
+    return None
+
+
 def check_steps(
     setup: Setup,
     space: Space,
@@ -165,29 +189,15 @@ def check_steps(
                 "it in: as `args` if all steps share it, in `params` if each has its own, or as "
                 "`side`."
             )
-        if jax.tree.structure(out) != jax.tree.structure(u):
-            raise TypeError(
-                f"the step{where} returns the structure {jax.tree.structure(out)}: it must return "
-                f"that of its state, {jax.tree.structure(u)}."
-            )
-        pairs = zip(jax.tree_util.tree_leaves_with_path(u), jax.tree.leaves(out), strict=True)
-        for i, ((path, a), b) in enumerate(pairs):
-            leaf = f"state{jax.tree_util.keystr(path)}"
-            if a.shape != b.shape:
-                raise ValueError(
-                    f"the step{where} returns {leaf} with shape {b.shape}: it must be that of the "
-                    f"state, {a.shape}."
-                )
-            if a.dtype != b.dtype:
-                raise TypeError(
-                    f"the step{where} returns {leaf} with dtype {b.dtype}: it must be that of the "
-                    f"state, {a.dtype}. Cast what enters (times, dt, parameters) or the result."
-                )
+        wrong = differs(out, u, "state", f"the step{where}")
+        if wrong is not None:
+            raise wrong
+        for i, (path, a) in enumerate(jax.tree_util.tree_leaves_with_path(u)):
             if not _tree.is_inexact(a) and jaxpr.jaxpr.outvars[i] is not jaxpr.jaxpr.invars[i]:
                 raise TypeError(
-                    f"the step{where} changes {leaf}, of dtype {a.dtype}: only real and complex "
-                    "leaves can change from step to step. Give counters and keys as per-step "
-                    "`params`, and return other leaves as they came."
+                    f"the step{where} changes state{jax.tree_util.keystr(path)}, of dtype "
+                    f"{a.dtype}: only real and complex leaves can change from step to step. Give "
+                    "counters and keys as per-step `params`, and return other leaves as they came."
                 )
 
 

@@ -9,36 +9,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbraid import _tree
-from jaxbraid._measure import difference, dot, eps_of, random_like, same_shapes, size_of
+from jaxbraid import _check, _tree
+from jaxbraid._measure import difference, dot, eps_of, random_like, size_of
 from jaxbraid._report import Finding
 from jaxbraid._tree import Tree
 from jaxbraid.transfers import Transfer
+
+Map = Callable[[Tree], Tree]
+_Told = tuple[Any, str, float | None]  # status, what is to be said, and the number behind it
+TINY = 1e-300
 
 
 def check_transfer(
     transfer: Transfer, u: Tree, level: int, key: jax.Array
 ) -> tuple[list[Finding], Tree | None]:
     """Findings about a transfer from `level` down, and the state restricted, if that works."""
-    where = f"transfer from level {level}"
-    like = _tree.shapes(u)
-    found: list[Finding] = []
+    where, like = f"transfer from level {level}", _tree.shapes(u)
 
-    def note(name: str, status: Any, text: str, value: float | None = None) -> None:
-        found.append(Finding(f"{where}: {name}", status, text, value))
+    def named(name: str, finding: _Told) -> Finding:
+        return Finding(f"{where}: {name}", *finding)
 
     try:
         v = transfer.restrict(u)
         back = transfer.prolong(v, like)
     except Exception as e:
-        note("shapes", "error", f"restrict or prolong fails: {type(e).__name__}: {e}")
-        return found, None
-    wrong = same_shapes(back, like, f"state on level {level}", "prolong, applied to restrict(u),")
-    if wrong:
-        note("shapes", "error", wrong)
-        return found, None
+        text = f"restrict or prolong fails: {type(e).__name__}: {e}"
+        return [named("shapes", ("error", text, None))], None
+    who = "prolong, applied to restrict(u),"
+    wrong = _check.differs(back, like, f"state on level {level}", who)
+    if wrong is not None:
+        return [named("shapes", ("error", str(wrong), None))], None
     sizes = [sum(x.size for x in jax.tree.leaves(t)) for t in (u, v)]
-    note("shapes", "ok", f"{sizes[0]} numbers a state become {sizes[1]}.")
 
     def restrict(x: Tree) -> Tree:
         return transfer.restrict(x)
@@ -46,59 +47,67 @@ def check_transfer(
     def prolong(x: Tree) -> Tree:
         return transfer.prolong(x, like)
 
-    keys = jax.random.split(key, 8)
-    tol = 1e3 * eps_of(u)
-    for name, fn, x in (("restrict", restrict, u), ("prolong", prolong, v)):
-        a, b = random_like(keys[0], x), random_like(keys[1], x)
-        joint = fn(_combine(2.0, a, -3.0, b))
-        apart = _combine(2.0, fn(a), -3.0, fn(b))
-        gap = difference(joint, apart) / (size_of(apart) + 1e-300)
-        if gap > tol:
-            text = f"{name} is not linear: {name}(2 a - 3 b) and 2 {name}(a) - 3 {name}(b) differ "
-            text += f"by {gap:.1e} of their size. Corrections and residuals need linear transfers: "
-            note(f"{name} linear", "error", text + "no offsets, limiters or clipping.", gap)
-        else:
-            note(f"{name} linear", "ok", f"{name} is linear.", gap)
+    pair, keys = (restrict, prolong, u, v), jax.random.split(key, 4)
+    return [
+        named("shapes", ("ok", f"{sizes[0]} numbers a state become {sizes[1]}.", None)),
+        named("restrict linear", _linear("restrict", restrict, u, keys[0])),
+        named("prolong linear", _linear("prolong", prolong, v, keys[1])),
+        named("constants", _constants(restrict, u, v)),
+        named("R = c P^T", _adjoint(*pair, keys[2])),
+        named("R P", _round_trip(*pair, keys[3])),
+    ], v
 
-    ones = _ones(u)
-    kept = difference(restrict(ones), _ones(v)) / size_of(_ones(v))
-    if kept > tol:
-        mean = float(np.real(dot(restrict(ones), _ones(v)) / dot(_ones(v), _ones(v))))
-        text = f"restrict does not keep constants: it takes 1 to {mean:.4g} on average. It acts on "
-        text += "states, too, so its weights should have the sum 1 (scale it)."
-        note("constants", "warning", text, mean)
-    else:
-        note("constants", "ok", "restrict keeps constants.", 1.0)
 
+def _linear(name: str, fn: Map, x: Tree, key: jax.Array) -> _Told:
+    a, b = (random_like(k, x) for k in jax.random.split(key))
+    apart = _combine(2.0, fn(a), -3.0, fn(b))
+    gap = difference(fn(_combine(2.0, a, -3.0, b)), apart) / (size_of(apart) + TINY)
+    if gap <= _tolerance(x):
+        return "ok", f"{name} is linear.", gap
+    text = f"{name} is not linear: {name}(2 a - 3 b) and 2 {name}(a) - 3 {name}(b) differ by "
+    text += f"{gap:.1e} of their size. Corrections and residuals need linear transfers: no "
+    return "error", text + "offsets, limiters or clipping.", gap
+
+
+def _constants(restrict: Map, u: Tree, v: Tree) -> _Told:
+    of_ones, ones = restrict(_ones(u)), _ones(v)
+    if difference(of_ones, ones) / size_of(ones) <= _tolerance(u):
+        return "ok", "restrict keeps constants.", 1.0
+    mean = float(np.real(dot(of_ones, ones) / dot(ones, ones)))
+    text = f"restrict does not keep constants: it takes 1 to {mean:.4g} on average. It acts on "
+    return "warning", text + "states, too, so its weights should have the sum 1 (scale it).", mean
+
+
+def _adjoint(restrict: Map, prolong: Map, u: Tree, v: Tree, key: jax.Array) -> _Told:
     ratios = []
-    for i in range(3):
-        a, b = random_like(keys[2 + i], u), random_like(keys[5 + i], v)
+    for i in jax.random.split(key, 3):
+        a, b = (random_like(k, x) for k, x in zip(jax.random.split(i), (u, v), strict=True))
         ratios.append((dot(restrict(a), b), dot(a, prolong(b)), size_of(a) * size_of(prolong(b))))
-    c = sum(r * np.conj(p) for r, p, _ in ratios) / (
-        sum(abs(p) ** 2 for _, p, _ in ratios) + 1e-300
-    )
-    gap = max(abs(r - c * p) / (abs(c) * s + 1e-300) for r, p, s in ratios)
-    if gap > tol:
-        text = "restrict is no multiple of the transpose of prolong. Forward solves don't need it "
-        text += "(injection with linear interpolation is such a pair); if it is meant to be one, "
-        text += "<R u, v> and <u, P v> show that a weight, the boundary or the order is wrong."
-        note("R = c P^T", "warning", text, float(gap))
-    else:
+    c = sum(r * np.conj(p) for r, p, _ in ratios) / (sum(abs(p) ** 2 for _, p, _ in ratios) + TINY)
+    gap = max(abs(r - c * p) / (abs(c) * s + TINY) for r, p, s in ratios)
+    if gap <= _tolerance(u):
         c = float(np.real(c))
-        note("R = c P^T", "ok", f"restrict is {c:.6g} times the transpose of prolong.", c)
+        return "ok", f"restrict is {c:.6g} times the transpose of prolong.", c
+    text = "restrict is no multiple of the transpose of prolong. Forward solves don't need it "
+    text += "(injection with linear interpolation is such a pair); if it is meant to be one, "
+    text += "<R u, v> and <u, P v> show that a weight, the boundary or the order is wrong."
+    return "warning", text, float(gap)
 
-    x = random_like(keys[7], v)
+
+def _round_trip(restrict: Map, prolong: Map, u: Tree, v: Tree, key: jax.Array) -> _Told:
+    x, ones = random_like(key, v), _ones(v)
     gap = difference(restrict(prolong(x)), x) / size_of(x)
-    flat = difference(restrict(prolong(_ones(v))), _ones(v)) / size_of(_ones(v))
-    if gap <= tol:
-        note("R P", "ok", "restrict undoes prolong: R P = I.", gap)
-    elif flat > 0.5:
+    flat = difference(restrict(prolong(ones)), ones) / size_of(ones)
+    if gap <= _tolerance(u):
+        return "ok", "restrict undoes prolong: R P = I.", gap
+    if flat > 0.5:
         text = f"R P changes constants by {100 * flat:.0f} %: a correction that is prolonged and "
-        note("R P", "warning", text + "restricted again should come back about as it was.", flat)
-    else:
-        text = f"R P is not the identity, but changes constants by {100 * flat:.2g} % only."
-        note("R P", "ok", text, flat)
-    return found, v
+        return "warning", text + "restricted again should come back about as it was.", flat
+    return "ok", f"R P is not the identity, but changes constants by {100 * flat:.2g} % only.", flat
+
+
+def _tolerance(x: Tree) -> float:
+    return 1e3 * eps_of(x)
 
 
 def check_norm(norm: Callable[[Any], Any], u: Tree, key: jax.Array) -> list[Finding]:
@@ -119,7 +128,7 @@ def check_norm(norm: Callable[[Any], Any], u: Tree, key: jax.Array) -> list[Find
     x, y, both, larger, zero = (
         float(norm(s)) for s in (a, b, _combine(1.0, a, 1.0, b), _combine(-3.0, a, 0, b), _zeros(u))
     )
-    tol = 1e3 * eps_of(u)
+    tol = _tolerance(u)
     if not np.all(np.isfinite([x, y, both, larger, zero])):
         return result("error", "norm returns NaN or infinity for finite states.")
     if min(x, y, both, larger) < 0:

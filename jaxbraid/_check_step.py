@@ -18,7 +18,6 @@ from jaxbraid._measure import (
     pair,
     perturbed,
     random_like,
-    same_shapes,
     size_of,
 )
 from jaxbraid._report import Finding
@@ -68,9 +67,9 @@ def check_step(
     except Exception as e:
         note("shapes", "error", f"it fails for a state of this level: {type(e).__name__}: {e}")
         return found
-    wrong = same_shapes(outs[0], _tree.shapes(u), "state", "it")
-    if wrong:
-        note("shapes", "error", wrong)
+    wrong = _check.differs(outs[0], _tree.shapes(u), "state", "it")
+    if wrong is not None:
+        note("shapes", "error", str(wrong))
         return found
     note("shapes", "ok", "it returns a state like the one that it is given.")
     for slot, out in zip(slots, outs, strict=True):
@@ -229,7 +228,7 @@ def _derivatives(note: Any, step: Any, u: Tree, slot: Slot, args: Tree, key: jax
         with jax.enable_x64(True):
             double = jax.tree.map(_to_double, values)
             like = _tree.shapes(double[2])
-            if same_shapes(step(*double), like, "state", "it"):
+            if _check.differs(step(*double), like, "state", "it"):
                 raise TypeError("its dtypes are fixed")
             _compare(note, step, double, key)
     except _Failed as e:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._check import check_steps
 from jaxbraid._comm import Comm
-from jaxbraid._cycle import Swept, arranged_rhs, march, source, starts, sweep, sweep_along, when
 from jaxbraid._delta import orthonormal, rows
 from jaxbraid._equations import (
     Points,
@@ -29,6 +28,7 @@ from jaxbraid._iterate import all_finite, finished, iterate, make_stats
 from jaxbraid._options import SavedStates
 from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step, start_of
 from jaxbraid._stats import Stats
+from jaxbraid._sweep import Swept, arranged_rhs, march, source, starts, sweep, sweep_along, when
 from jaxbraid._tree import Tree
 
 

@@ -10,18 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxbraid import _tree
-from jaxbraid._cycle import (
-    arranged_rhs,
-    coarse_start,
-    correct,
-    relax,
-    relax_swept,
-    source,
-    sweep,
-    sweep_along,
-)
+from jaxbraid._cycle import coarse_start, correct, relax, relax_swept
 from jaxbraid._equations import Points, Problem
 from jaxbraid._stats import Stats
+from jaxbraid._sweep import arranged_rhs, source, sweep, sweep_along
 from jaxbraid._tree import Tree
 
 

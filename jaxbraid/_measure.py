@@ -10,26 +10,6 @@ from jaxbraid import _tree
 from jaxbraid._tree import Tree
 
 
-def same_shapes(out: Tree, like: Tree, what: str, who: str) -> str:
-    """In words, how `out` differs from the shapes `like`; nothing if it doesn't."""
-    if jax.tree.structure(out) != jax.tree.structure(like):
-        return (
-            f"{who} returns the structure {jax.tree.structure(out)}: it must be that of the "
-            f"{what}, {jax.tree.structure(like)}."
-        )
-    pairs = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(out), strict=True)
-    for (path, a), b in pairs:
-        leaf = what + jax.tree_util.keystr(path)
-        if jnp.shape(b) != a.shape:
-            return f"{who} returns {leaf} with shape {jnp.shape(b)}: it must be {a.shape}."
-        if jnp.result_type(b) != a.dtype:
-            return (
-                f"{who} returns {leaf} with dtype {jnp.result_type(b)}: it must be {a.dtype}. Cast "
-                "what enters (times, parameters, constants) or the result."
-            )
-    return ""
-
-
 def _inexact(x: Tree) -> list[np.ndarray]:
     wide = [x for x in jax.tree.leaves(x) if _tree.is_inexact(x)]
     return [np.asarray(v, complex if jnp.iscomplexobj(v) else float) for v in wide]

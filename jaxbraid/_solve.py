@@ -15,11 +15,12 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxbraid import _check, _tree
 from jaxbraid._forward import Track, Want, Watch
+from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._layout import Layout, make_layout
 from jaxbraid._live import live_table
 from jaxbraid._options import MGRIT
 from jaxbraid._problem import Setup
-from jaxbraid._run import Arrays, run
+from jaxbraid._run import Arrays, Output, run
 from jaxbraid._stats import Solution
 from jaxbraid.transfers import Transfer
 
@@ -119,15 +120,9 @@ def solve(
     _check.config("config", config)
     adjoint = dataclasses.replace(config, norm=None) if adjoint is None else adjoint
     _check.config("adjoint", adjoint)
-    ts = _check.time_grid(ts)
-    n = ts.shape[0] - 1
     u0 = _check.arrays("u0", u0)
-    if not any(_tree.is_inexact(x) for x in jax.tree.leaves(u0)):
-        raise TypeError("u0 has no real or complex leaf: there is nothing to solve for.")
-    real = jnp.finfo(
-        jnp.result_type(*(x for x in jax.tree.leaves(u0) if _tree.is_inexact(x)))
-    ).dtype
-    ts = jnp.asarray(ts).astype(jnp.promote_types(real, jnp.float32))
+    ts = _times(ts, u0)
+    n = ts.shape[0] - 1
     params, args = _check.arrays("params", params), _check.arrays("args", args)
     if save not in ("all", "coarse", "final"):
         raise ValueError(f"save={save!r}: must be 'all', 'coarse' or 'final'.")
@@ -164,19 +159,32 @@ def solve(
         growth=config.delta is not None and len(h.levels) > 1,
     )
     out = run(setup, layout, want, Arrays(ts, u0, params, args, None, guess), None)
+    return _solution(out, want, layout, h, ts)
+
+
+def _times(ts: Any, u0: PyTree) -> Array:
+    """The time grid in the precision of the state, in single precision if that is half."""
+    ts = _check.time_grid(ts)
+    inexact = [x for x in jax.tree.leaves(u0) if _tree.is_inexact(x)]
+    if not inexact:
+        raise TypeError("u0 has no real or complex leaf: there is nothing to solve for.")
+    real = jnp.finfo(jnp.result_type(*inexact)).dtype
+    return jnp.asarray(ts).astype(jnp.promote_types(real, jnp.float32))
+
+
+def _solution(out: Output, want: Want, layout: Layout, h: Hierarchy, ts: Array) -> Solution:
     us = times = lyapunov = None
-    if save != "final":
+    if want.states is not None:
         us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
-        first = layout.first_step(h)
-        at = first + (np.arange(own) if save == "all" else layout.c_points(h))
-        times = ts[np.append(at, n)]
+        at = np.arange(layout.count(h)) if want.states == "all" else layout.c_points(h)
+        times = ts[np.append(layout.first_step(h) + at, h.steps)]
     if want.growth:
         lyapunov = out.growth / jnp.abs(ts[-1] - ts[0])
     stats = out.stats
-    assert stats is not None
-    if point_residuals:
+    assert stats is not None and want.track is not None
+    if want.track.points:
         stats = dataclasses.replace(stats, point_residuals=out.points.T)
-    return Solution(out.u, us, stats, out.aux if has_aux else None, times, lyapunov)
+    return Solution(out.u, us, stats, out.aux if want.aux else None, times, lyapunov)
 
 
 def _watches(

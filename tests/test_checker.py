@@ -113,7 +113,11 @@ def stopped(t0, t1, u, params, args):
 
 STEPS = {
     "dtype": (lambda *x: heun(*x).astype("float32"), "shapes", "with dtype float32"),
-    "shape": (lambda *x: heun(*x)[:2], "shapes", r"with shape \(2,\): it must be \(3,\)"),
+    "shape": (
+        lambda *x: heun(*x)[:2],
+        "shapes",
+        r"with shape \(2,\): it must be that of the state, \(3,\)",
+    ),
     "structure": (lambda *x: {"x": heun(*x)}, "shapes", "returns the structure"),
     "raises": (lambda *x: heun(*x) @ jnp.ones(4), "shapes", "it fails"),
     "nan": (lambda *x: jnp.log(heun(*x)), "finite", "NaN or infinity"),
@@ -177,7 +181,7 @@ PAIRS = {
         Transfer(FULL.restrict, lambda v: jnp.repeat(v, 2)),
         "shapes",
         "error",
-        r"with shape \(14,\): it must be \(15,\)",
+        r"with shape \(14,\): it must be that of the state on level 0, \(15,\)",
     ),
     "not matching": (
         Transfer(lambda u: jnp.roll(FULL.restrict(u), 1), FULL.prolong),

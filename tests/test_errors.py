@@ -123,7 +123,7 @@ PAIR = (np.ones(2), np.array(3))
         (lambda t0, t1, u, p, a: u * 1j, np.ones(2), TypeError,
          "returns state with dtype complex128: it must be that of the state, float64"),
         (lambda t0, t1, u, p, a: (u, u), np.ones(2), TypeError,
-         r"returns the structure PyTreeDef\(\(\*, \*\)\): .* its state, PyTreeDef\(\*\)"),
+         r"returns the structure PyTreeDef\(\(\*, \*\)\): .* of the state, PyTreeDef\(\*\)"),
         (lambda t0, t1, u, p, a: None, np.ones(2), TypeError, "returns the structure .*None"),
         (lambda t0, t1, u, p, a: (u[0], u[1] + 1), PAIR, TypeError,
          r"changes state\[1\], of dtype int64: only real and complex leaves can change"),

@@ -65,7 +65,7 @@ def phases(*counted: tuple[Phase, int]) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Cycle:
-    """The phases of `_cycle.py` and `_iterate.py`, function by function."""
+    """The phases of `_sweep.py`, `_cycle.py` and `_iterate.py`, function by function."""
 
     h: Hierarchy
     config: MGRIT

@@ -17,7 +17,7 @@ from jaxbraid.problems._diffrax import diffrax_step as diffrax_step
 from jaxbraid.problems._diffrax import ode as ode
 from jaxbraid.problems._heat import heat_1d as heat_1d
 from jaxbraid.problems._heat import heat_1d_bdf as heat_1d_bdf
-from jaxbraid.problems._heat import heat_2d as heat_2d
+from jaxbraid.problems._heat_2d import heat_2d as heat_2d
 from jaxbraid.problems._ode import brusselator as brusselator
 from jaxbraid.problems._ode import dahlquist as dahlquist
 from jaxbraid.problems._ode import lorenz_63 as lorenz_63

@@ -84,14 +84,14 @@ def diffrax_step(
         return _step.__wrapped__(solver, vector_field, substeps)
 
 
-def _close_tolerances(solver: Any, u: jax.Array) -> Any:
+def _with_newton(solver: Any, u: jax.Array) -> Any:
     """The solver with Newton's method to the precision of the state, where it leaves that open.
 
     diffrax's own choice then, a chord method, takes a step that is larger than what it suits, or an
     error near rounding, for a sign to halve the step, which is no way out here.
     """
     if isinstance(solver, diffrax.HalfSolver):
-        inner = _close_tolerances(solver.solver, u)
+        inner = _with_newton(solver.solver, u)
         return eqx.tree_at(lambda s: s.solver, solver, inner)
     if not isinstance(solver, diffrax.AbstractImplicitSolver):
         return solver
@@ -127,7 +127,7 @@ def _step(solver: Any, vector_field: VectorField, substeps: int) -> Step:
         one = jnp.zeros((), jnp.result_type(*inexact))
         t0, t1 = real(one, t0, t1)
         dt = (t1 - t0) / substeps
-        method = _close_tolerances(_with_all_derivatives(solver), one)
+        method = _with_newton(_with_all_derivatives(solver), one)
 
         def advance(carry: Any, i: Any) -> tuple[Any, None]:
             u, state, fine = carry
