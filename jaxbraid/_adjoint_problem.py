@@ -157,8 +157,8 @@ def adjoint_problem(
     if coarse_only and (config.linearization == "keep" or forward.levels[0] != h.levels[0]):
         coarse_only, states = False, _all_states(setup, data, forward, comm, saved, recompute)
     for l, level in enumerate(h.levels):
-        inputs = level_inputs(setup, data, h, l, comm, params)
-        inputs = inputs._replace(aux_ct=aux_ct if l == 0 else ())
+        aux_ct = aux_ct if l == 0 else ()
+        inputs = level_inputs(setup, data, h, l, comm, params)._replace(aux_ct=aux_ct)
         batch = interval_batch(config, level, last)
         expand = recompute if l == 0 and coarse_only else None
         pullback = Pullback(setup, space, data.shared, l, params)

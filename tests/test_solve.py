@@ -13,22 +13,12 @@ import pytest
 import jaxbraid
 from jaxbraid import MGRIT, problems, transfers
 from nets import mesh_of, relative_error
+from serial import serial
 
 
 def decay(t0, t1, u, params, args):
     """Backward Euler for u' = -u + sin t."""
     return (u + (t1 - t0) * jnp.sin(t1)) / (1 + (t1 - t0))
-
-
-def serial(step, u0, ts, params=None, args=None):
-    """The truth: one step after another."""
-
-    def body(u, x):
-        u = step(*x[:2], u, x[2], args)
-        return u, u
-
-    us = jax.lax.scan(body, u0, (ts[:-1], ts[1:], params))[1]
-    return jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), u0, us)
 
 
 # -- the serial solution is a fixed point ---------------------------------------------------------
