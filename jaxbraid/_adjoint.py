@@ -17,16 +17,16 @@ from jaxbraid._comm import Comm
 from jaxbraid._equations import Points, Rhs, apply_rhs, masked
 from jaxbraid._forward import Track, relaxed_solution
 from jaxbraid._iterate import squares
-from jaxbraid._problem import Data, Inputs, Setup
+from jaxbraid._problem import Data, Inputs, PerStep, Setup
 from jaxbraid._stats import AdjointStats
-from jaxbraid._tree import Tree
+from jaxbraid._tree import Split, Tree
 
 
 class Adjoint(NamedTuple):
-    """Gradients on one device: inexact leaves only; `params` of its slots."""
+    """Gradients on one device: inexact leaves only; `params` and `inputs` of its slots."""
 
     u0: Tree
-    params: Tree
+    own: PerStep
     args: Tree
     side: Tree
     norms: Tree  # squared norms of the adjoint states at the slots' start, if asked for
@@ -62,14 +62,15 @@ def solve_adjoint(
 
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs
-        value, dparams, dargs, dside = pullback.full(x, adjoint)
+        value, down, dargs, dside = pullback.full(x, adjoint)
         value = masked(x.active, apply_rhs(value, adjoint, rhs), adjoint)
-        return value, (dparams, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
+        return value, (down, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
 
     zero = _tree.zeros(_tree.shapes((pullback.args[0], pullback.side[0])))
     track = Track() if want_stats else None
     done, swept, stats = relaxed_solution(p, h, initial, body, zero, track)
-    dparams, norms = h.levels[0].flatten(swept.outputs, True)
+    down, norms = h.levels[0].flatten(swept.outputs, True)
+    k = len(Split.of(data.own.params)(data.own.params)[0])
     dargs, dside = swept.total
     use_u = p.coarsest > 0 and setup.adjoint.final_relax != "FC"
     if p.periodic:  # u0 is but a guess
@@ -84,7 +85,7 @@ def solve_adjoint(
         record = AdjointStats(stats.residuals, stats.iterations.astype(jnp.float32), norms)
     return Adjoint(
         du0,
-        comm.batch_sum(dparams),
+        PerStep(comm.batch_sum(down[:k]), down[k:]),
         comm.batch_sum(comm.sum(dargs)),
         comm.sum(dside),
         norms,

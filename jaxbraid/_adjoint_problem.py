@@ -22,6 +22,7 @@ from jaxbraid._hierarchy import Hierarchy, Level
 from jaxbraid._problem import (
     Data,
     Inputs,
+    PerStep,
     Setup,
     Shared,
     Space,
@@ -50,22 +51,22 @@ class Pullback:
     Either each call evaluates its steps, or `keep` has linearised all of them before.
     """
 
-    def __init__(self, setup: Setup, space: Space, shared: Shared, l: int, params: Tree):
+    def __init__(self, setup: Setup, space: Space, shared: Shared, l: int, own: PerStep):
         self.setup, self.space, self.l = setup, space, l
-        self.split = [Split.of(x) for x in (params, shared.args, shared.side)]
+        self.split = [Split.of(x) for x in (own, shared.args, shared.side)]
         _, self.args, self.side = (
-            s(x) for s, x in zip(self.split, (params, shared.args, shared.side), strict=True)
+            s(x) for s, x in zip(self.split, (own, shared.args, shared.side), strict=True)
         )
         self.kept: tuple[Any, list[int | None]] | None = None
 
     def _step(self, evaluate: Callable[..., tuple[Tree, Tree]], x: Inputs) -> Callable[..., Tree]:
-        """Steps as a function of `(u, params, args, side)`, of their inexact leaves only."""
-        params_of, args_of, side_of = self.split
-        fixed = params_of(x.params)[1]
+        """Steps as a function of `(u, own, args, side)`, of their inexact leaves only."""
+        own_of, args_of, side_of = self.split
+        fixed = own_of(x.own)[1]
 
-        def step(u: Tree, params: list[Any], args: list[Any], side: list[Any]) -> Tree:
+        def step(u: Tree, own: list[Any], args: list[Any], side: list[Any]) -> Tree:
             shared = Shared(args_of.join(args, self.args[1]), side_of.join(side, self.side[1]))
-            here = x._replace(params=params_of.join(params, fixed))
+            here = x._replace(own=own_of.join(own, fixed))
             value, aux = evaluate(self.setup, self.space, self.l, here, u, shared)
             if not jax.tree.leaves(x.aux_ct):
                 return value
@@ -74,7 +75,7 @@ class Pullback:
         return step
 
     def _operands(self, x: Inputs) -> tuple[Tree, list[Any], list[Any], list[Any]]:
-        return x.state, self.split[0](x.params)[0], self.args[0], self.side[0]
+        return x.state, self.split[0](x.own)[0], self.args[0], self.side[0]
 
     def _cotangents(self, x: Inputs, adjoint: Tree) -> Tree:
         return (adjoint, x.aux_ct) if jax.tree.leaves(x.aux_ct) else adjoint
@@ -88,14 +89,14 @@ class Pullback:
         return jax.vjp(lambda u: step(u, *others), u)[1](self._cotangents(x, adjoint))[0]
 
     def full(self, x: Inputs, adjoint: Tree) -> tuple[Tree, list[Any], list[Any], list[Any]]:
-        """Cotangents of the states, the parameters of each step, shared arguments and side."""
+        """Cotangents of the states, of each step's own data, of shared arguments and side."""
         adjoint = self._cotangents(x, adjoint)
         if x.active is not None:
             adjoint = _tree.where(x.active, adjoint, _tree.zeros(_tree.shapes(adjoint)))
         if self.kept is None:
             return jax.vjp(self._step(forward_step, x), *self._operands(x))[1](adjoint)
-        du, dparams, dargs, dside = self._pull(x.vjp, adjoint)
-        return du, dparams, *jax.tree.map(lambda a: a.sum(0), (dargs, dside))
+        du, down, dargs, dside = self._pull(x.vjp, adjoint)
+        return du, down, *jax.tree.map(lambda a: a.sum(0), (dargs, dside))
 
     def keep(self, inputs: Inputs, size: int) -> Inputs:
         """The inputs of slots with the linearisations of their steps, made `size` at once."""
@@ -118,7 +119,7 @@ class Pullback:
 
         bare = inputs._replace(active=None)
         vjp = map_slots(jax.vmap(linearize), size, bare)
-        return inputs._replace(params=(), state=(), time=(), vjp=vjp)
+        return inputs._replace(own=PerStep(()), state=(), time=(), vjp=vjp)
 
     def _pull(self, kept: list[Any], adjoint: Tree) -> tuple[Any, ...]:
         assert self.kept is not None
@@ -152,16 +153,16 @@ def adjoint_problem(
     forward, h = setup.hierarchies(comm.size)
     space = Space.of(setup, data.u0, len(h.levels))
     recompute = _recomputation(setup, space, data.shared)
-    levels, params, finest = [], data.params, None
+    levels, own, finest = [], data.own, None
     coarse_only, states = config.saved_states == "coarse", saved[-1]
     if coarse_only and (config.linearization == "keep" or forward.levels[0] != h.levels[0]):
         coarse_only, states = False, _all_states(setup, data, forward, comm, saved, recompute)
     for l, level in enumerate(h.levels):
         aux_ct = aux_ct if l == 0 else ()
-        inputs = level_inputs(setup, data, h, l, comm, params)._replace(aux_ct=aux_ct)
+        inputs = level_inputs(setup, data, h, l, comm, own)._replace(aux_ct=aux_ct)
         batch = interval_batch(config, level, last)
         expand = recompute if l == 0 and coarse_only else None
-        pullback = Pullback(setup, space, data.shared, l, params)
+        pullback = Pullback(setup, space, data.shared, l, own)
         finest = pullback if finest is None else finest
         if expand is None:
             inputs = inputs._replace(state=states)
@@ -192,12 +193,12 @@ def adjoint_problem(
         levels.append(lp)
         if coarsest:
             break
-        params = level.first_slots(params)
+        own = level.first_slots(own)
         states = _mapped(space.restrict(setup, l), states if expand else level.first_slots(states))
         if source is not None:
             source = _mapped(restrict, interval_sums(lp, source))
         last = last if restrict is None else restrict(last)
-        params, states, source = to_next(h, l, comm, (params, states, source))
+        own, states, source = to_next(h, l, comm, (own, states, source))
     assert finest is not None
     p = Problem(
         tuple(levels),
@@ -251,7 +252,7 @@ def _all_states(
     """States where slots start from those saved for the intervals of the forward hierarchy `h`."""
     level = h.levels[0]
     batch = interval_batch(setup.adjoint, level, _tree.take(saved[0], 0))
-    inputs = level_inputs(setup, data, h, 0, comm, data.params)
+    inputs = level_inputs(setup, data, h, 0, comm, data.own)
     placed = arrange_inputs(level, inputs, batch, True)
     placed = placed._replace(state=_in_places(level, saved, batch))
     return level.flatten(lax.map(lambda x: expand(x).state, placed), True)

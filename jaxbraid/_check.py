@@ -88,12 +88,12 @@ def mesh_axes(
         raise TypeError("layer_axis=None: must be the name of a mesh axis.")
 
 
-def parts_divide(name: str, x: Tree, layout: Any) -> None:
-    """Every leaf's first axes can be split over the mesh axes that split states."""
+def parts_divide(name: str, x: Tree, layout: Any, first: int = 0) -> None:
+    """Every leaf's axes from `first` on can be split over the mesh axes that split states."""
     sizes = [layout.mesh.shape[axis] for axis in layout.split]
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         where = name + jax.tree_util.keystr(path)
-        for i, (axis, parts) in enumerate(zip(layout.split, sizes, strict=True)):
+        for i, (axis, parts) in enumerate(zip(layout.split, sizes, strict=True), first):
             if jnp.ndim(leaf) <= i:
                 raise ValueError(
                     f"{where} has {jnp.ndim(leaf)} axes: the mesh axis {axis!r} splits axis {i}, "
@@ -179,7 +179,7 @@ def check_steps(
         u = space.shapes[l]
 
         def run(u: Tree, x: Any, shared: Shared) -> Tree:
-            return step(x.time, u, x.params, shared.args, shared.side)[0]  # noqa: B023
+            return step(x.time, u, x.own, shared.args, shared.side)[0]  # noqa: B023
 
         jaxpr, out = jax.make_jaxpr(run, return_shape=True)(u, x, shared)
         where = "" if len(levels) == 1 else f" on level {l}"

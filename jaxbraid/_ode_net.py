@@ -23,13 +23,13 @@ from jaxbraid import _check, _tree
 from jaxbraid._forward import Track, Want
 from jaxbraid._layout import Layout, make_layout
 from jaxbraid._options import MGRIT, check_integer
-from jaxbraid._problem import Setup
+from jaxbraid._problem import PerStep, Setup
 from jaxbraid._run import Arrays, Output, run
 from jaxbraid._stats import AdjointStats, Solution
 from jaxbraid.transfers import Transfer
 
 Form = Literal["field", "step"]
-EXTRAS = ("t", "dt", "args", "side")
+EXTRAS = ("t", "dt", "args", "side", "inputs")
 
 FORWARD = MGRIT(levels=2, coarsening=4, max_iters=2, final_relax="FC")
 ADJOINT = MGRIT(levels=2, coarsening=4, max_iters=1, final_relax="FC")
@@ -77,11 +77,11 @@ class _Layer:
     form: Form
     has_aux: bool
 
-    def __call__(self, time: Any, u: Any, params: Any, args: Any, side: Any) -> tuple[Any, Any]:
+    def __call__(self, time: Any, u: Any, own: PerStep, args: Any, side: Any) -> tuple[Any, Any]:
         t, dt = time
-        real = _state_precision(u)
-        given = {"t": t, "dt": dt.astype(real), "args": args, "side": side}
-        out = self.f(params, u, **{name: given[name] for name in self.extras})
+        values = t, dt.astype(_state_precision(u)), args, side, own.inputs
+        given: dict[str, Any] = dict(zip(EXTRAS, values, strict=True))
+        out = self.f(own.params, u, **{name: given[name] for name in self.extras})
         out, aux = _check.with_aux("f", out) if self.has_aux else (out, ())
         if self.form == "step":
             return out, aux
@@ -148,6 +148,7 @@ class ParallelODENet:
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
@@ -155,19 +156,23 @@ class ParallelODENet:
         """The output of the last layer for the input `x`; with `has_aux`, `(output, aux)`.
 
         - `x`: the input state, any pytree; with a batch axis, all leaves have the batch leading.
-        - `side`: inputs for every layer that belong to the samples (masks, conditioning), batch
-            leading.
+        - `inputs`: what each layer gets that belongs to the samples, as the elements of sequences
+            of which every layer takes one: leading axis N, then the batch. A coarse layer gets
+            that of the layer where it starts.
+        - `side`: what all layers get alike that belongs to the samples (masks, conditioning),
+            batch leading.
         - `guess`: states at the points 0..N to start from (`solve(...).us` of an earlier call), or
             `"constant"` for `x` everywhere, instead of a coarse solve.
         - `adjoint_probe`: see `AdjointStats`.
         """
-        out = self._run(Want(None, None, self.has_aux), x, side, guess, adjoint_probe)
+        out = self._run(Want(None, None, self.has_aux), x, inputs, side, guess, adjoint_probe)
         return (out.u, out.aux) if self.has_aux else out.u
 
     def solve(
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
@@ -176,7 +181,8 @@ class ParallelODENet:
 
         All of it but the statistics is differentiable.
         """
-        out = self._run(Want("all", Track(), self.has_aux), x, side, guess, adjoint_probe)
+        want = Want("all", Track(), self.has_aux)
+        out = self._run(want, x, inputs, side, guess, adjoint_probe)
         us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
         assert out.stats is not None
         return Solution(out.u, us, out.stats, out.aux if self.has_aux else None)
@@ -200,23 +206,34 @@ class ParallelODENet:
         )
 
     def _run(
-        self, want: Want, x: PyTree, side: PyTree, guess: Any, probe: AdjointStats | None
+        self,
+        want: Want,
+        x: PyTree,
+        inputs: PyTree,
+        side: PyTree,
+        guess: Any,
+        probe: AdjointStats | None,
     ) -> Output:
         x, side = _check.arrays("x", x), _check.arrays("side", side)
+        inputs = _check.arrays("inputs", inputs)
         params, args = _check.arrays("params", self.params), _check.arrays("args", self.args)
         if not any(_tree.is_inexact(leaf) for leaf in jax.tree.leaves(x)):
             raise TypeError("x has no real or complex leaf: there is nothing to propagate.")
         setup, layout = self._setup()
         _check.parts_divide("x", x, layout)
         _check.parts_divide("side", side, layout)
+        _check.parts_divide("inputs", inputs, layout, first=1)
         for name, given in (("x", x), ("side", side), ("args", args)):
             layout.agree(name, given)
         h, _ = setup.hierarchies(layout.devices)
         own = layout.count(h)
-        _check.leading_axis("params", params, own, "the number of layers", layout.size(h))
+        for name, given in (("params", params), ("inputs", inputs)):
+            _check.leading_axis(name, given, own, "the number of layers", layout.size(h))
         guess = _check.guess(guess, x, own)
         guess = None if guess is None else layout.starts(guess, h)
-        return run(setup, layout, want, Arrays(None, x, params, args, side, guess), probe)
+        return run(
+            setup, layout, want, Arrays(None, x, PerStep(params, inputs), args, side, guess), probe
+        )
 
     def _setup(self) -> tuple[Setup, Layout]:
         setup = Setup(
@@ -253,7 +270,8 @@ def parallel_ode_net(
 
     - `f`: `f(params_n, x) -> dx/dt`, the vector field of layer $n$, or with `form="step"`,
         `f(params_n, x) -> x_next`. It may also take, by name: `t`, the time of the layer; `dt`,
-        the step size (a coarse layer gets a larger one; a step must use it); `args`; `side`. A
+        the step size (a coarse layer gets a larger one; a step must use it); `args`; `inputs`;
+        `side`. A
         sequence gives one function a level.
     - `params`: the layers' parameters, a pytree with leading axis N. Leaves that are not real or
         complex (integers, booleans, PRNG keys) are allowed and get no gradient.

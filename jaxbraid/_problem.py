@@ -25,11 +25,18 @@ from jaxbraid.transfers import Transfer
 AUTO_BATCH_ELEMENTS = 8192  # on CPU, larger states are stepped one interval after another
 
 
+class PerStep(NamedTuple):
+    """What each step has of its own (leading axis: steps)."""
+
+    params: Tree
+    inputs: Tree = ()  # which belong to the samples: batch axis next
+
+
 class StepFn(Protocol):
-    """The engine's form of a user's step: `(time, u, params_n, args, side) -> (u_next, aux)`."""
+    """The engine's form of a user's step: `(time, u, own, args, side) -> (u_next, aux)`."""
 
     def __call__(
-        self, time: Any, u: Tree, params: Tree, args: Tree, side: Tree
+        self, time: Any, u: Tree, own: PerStep, args: Tree, side: Tree
     ) -> tuple[Tree, Tree]: ...
 
 
@@ -43,7 +50,7 @@ class Inputs(NamedTuple):
     """What a step of one slot depends on besides the state (leading axis: slots)."""
 
     time: Any
-    params: Tree
+    own: PerStep
     active: jax.Array | None  # None where every slot is active
     state: Tree = ()  # adjoint: the forward state where the slot starts
     aux_ct: Tree = ()  # adjoint, level 0: cotangents of the auxiliary output
@@ -83,11 +90,11 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """One device's part of the data: parameters of its slots, its part of the batch."""
+    """One device's part of the data: what its slots have of their own, its part of the batch."""
 
     times: Any
     u0: Tree
-    params: Tree
+    own: PerStep
     shared: Shared
 
 
@@ -147,7 +154,7 @@ def batched(fn: Callable[..., Tree]) -> Callable[..., Tree]:
 def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
     """A step of `level`: state without constants -> (next state, auxiliary output)."""
     step = setup.step(level)
-    out, aux = step(x.time, space.join(level, u), x.params, shared.args, shared.side)
+    out, aux = step(x.time, space.join(level, u), x.own, shared.args, shared.side)
     return space.split[level](out)[0], aux
 
 
@@ -196,12 +203,12 @@ def to_next(h: Hierarchy, l: int, comm: Comm, x: Tree) -> Tree:
 
 
 def level_inputs(
-    setup: Setup, data: Data, h: Hierarchy, l: int, comm: Comm, params: Tree
+    setup: Setup, data: Data, h: Hierarchy, l: int, comm: Comm, own: PerStep
 ) -> Inputs:
     """What the steps of this device's slots of level `l` depend on besides states."""
     level, device = h.levels[l], row_of(h, l, comm).index
     time = setup.clock(data.times, level.start(device, h.steps), level.end(device, h.steps))
-    return Inputs(time, params, active_slots(h, l, comm))
+    return Inputs(time, own, active_slots(h, l, comm))
 
 
 def arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
@@ -221,9 +228,9 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
     config = setup.forward
     h, _ = setup.hierarchies(comm.size)
     space = Space.of(setup, data.u0, len(h.levels))
-    levels, params = [], data.params
+    levels, own = [], data.own
     for l, level in enumerate(h.levels):
-        inputs = level_inputs(setup, data, h, l, comm, params)
+        inputs = level_inputs(setup, data, h, l, comm, own)
 
         def phi(x: Inputs, u: Tree, l: int = l) -> Tree:
             return forward_step(setup, space, l, x, u, data.shared)[0]
@@ -248,7 +255,7 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
             )
         )
         if not coarsest:
-            params = to_next(h, l, comm, level.first_slots(params))
+            own = to_next(h, l, comm, level.first_slots(own))
     p = Problem(
         tuple(levels),
         config,

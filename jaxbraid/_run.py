@@ -21,17 +21,19 @@ from jaxbraid._comm import Comm
 from jaxbraid._forward import Forward, Want, solve_forward
 from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._layout import BATCH, EVERYWHERE, LAYER, LAYER_BATCH, Layout
-from jaxbraid._problem import Data, Setup, Shared
+from jaxbraid._problem import Data, PerStep, Setup, Shared
 from jaxbraid._stats import AdjointStats, Stats
 from jaxbraid._tree import Split, Tree
 
+OWN = PerStep(LAYER, LAYER_BATCH)
+
 
 class Arrays(NamedTuple):
-    """The traced data of a solve; `params` with leading axis n."""
+    """The traced data of a solve; `own` with leading axis n."""
 
     times: Any
     u0: Tree
-    params: Tree
+    own: PerStep
     args: Tree
     side: Tree
     guess: tuple[Tree, Tree] | None  # states where slots start, and at the end of time
@@ -101,7 +103,7 @@ def _all_zero(ct: Any) -> bool:
 def run(
     setup: Setup, layout: Layout, want: Want, arrays: Arrays, probe: AdjointStats | None
 ) -> Output:
-    """Solve, differentiably in `u0`, `params`, `args`, `side`; see `AdjointStats` for `probe`."""
+    """Solve, differentiably in `u0`, `own`, `args`, `side`; see `AdjointStats` for `probe`."""
     try:
         return _run(setup, layout, want, arrays, probe)
     except Exception as e:
@@ -127,8 +129,8 @@ def _run(
     def joined(diff: Any, fixed: Any) -> Arrays:
         times, rest, guess = fixed
         parts = [s.join(d, r) for s, d, r in zip(split, diff, rest, strict=True)]
-        u0, params, args, side = parts
-        return Arrays(times, u0, params, args, side, guess)
+        u0, own, args, side = parts
+        return Arrays(times, u0, own, args, side, guess)
 
     h, _ = setup.hierarchies(layout.devices)
 
@@ -174,17 +176,17 @@ def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output
     h, _ = setup.hierarchies(layout.devices)
 
     def block(comm: Comm, a: Arrays) -> Forward:
-        data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
+        data = Data(a.times, a.u0, a.own, Shared(a.args, a.side))
         out = solve_forward(setup, want, comm, data, a.guess)
         return out._replace(aux=_mean_over_batch(comm, out.aux))
 
     guess: Any = None if arrays.guess is None else (LAYER_BATCH, BATCH)
     shard = layout.shard(
         block,
-        (Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, guess),),
+        (Arrays(EVERYWHERE, BATCH, OWN, EVERYWHERE, BATCH, guess),),
         Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER, LAYER_BATCH, EVERYWHERE),
     )
-    return Output(*shard(arrays._replace(params=layout.pad(arrays.params, h))))
+    return Output(*shard(arrays._replace(own=layout.pad(arrays.own, h))))
 
 
 def _in_steps(layout: Layout, h: Hierarchy, want: Want, ct: Tree) -> Tree:
@@ -218,7 +220,7 @@ def _backward(
     probe: AdjointStats | None,
     ct: Output,
 ) -> tuple[Any, Any]:
-    """Cotangents of the inexact leaves of `(u0, params, args, side)`, and of the probe.
+    """Cotangents of the inexact leaves of `(u0, own, args, side)`, and of the probe.
 
     `saved` are the states that the forward pass kept, `ct` is that of what the caller saw.
     """
@@ -236,23 +238,23 @@ def _backward(
     def block(
         comm: Comm, a: Arrays, saved: Tree, last: Tree, source: Tree, aux_ct: Tree
     ) -> Adjoint:
-        data = Data(a.times, a.u0, a.params, Shared(a.args, a.side))
+        data = Data(a.times, a.u0, a.own, Shared(a.args, a.side))
         saved = tuple(_inexact(s) for s in saved)
         return solve_adjoint(setup, probe is not None, comm, data, saved, last, source, aux_ct)
 
-    params, aux_ct = layout.pad((arrays.params, aux_ct), h)
+    own, aux_ct = layout.pad((arrays.own, aux_ct), h)
     shard = layout.shard(
         block,
         (
-            Arrays(EVERYWHERE, BATCH, LAYER, EVERYWHERE, BATCH, None),
+            Arrays(EVERYWHERE, BATCH, OWN, EVERYWHERE, BATCH, None),
             LAYER_BATCH,
             BATCH,
             LAYER_BATCH,
             LAYER,
         ),
-        Adjoint(BATCH, LAYER, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
+        Adjoint(BATCH, OWN, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
     )
-    g = shard(arrays._replace(params=params, guess=None), saved, last, source, aux_ct)
+    g = shard(arrays._replace(own=own, guess=None), saved, last, source, aux_ct)
     record = None
     if probe is not None:
         end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)
@@ -260,6 +262,7 @@ def _backward(
         record = jax.tree.map(
             lambda p, x: x.astype(p.dtype), probe, dataclasses.replace(g.stats, norms=norms)
         )
-    whole = [x.shape[0] == layout.size(h) for x in _inexact(arrays.params)]  # given in slots
-    dparams = [x if w else layout.cut(x, h) for w, x in zip(whole, g.params, strict=True)]
-    return [g.u0, dparams, g.args, g.side], record
+    whole = [x.shape[0] == layout.size(h) for x in _inexact(arrays.own)]  # given in slots
+    down = g.own.params + g.own.inputs
+    down = [x if w else layout.cut(x, h) for w, x in zip(whole, down, strict=True)]
+    return [g.u0, down, g.args, g.side], record

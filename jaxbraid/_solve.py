@@ -19,7 +19,7 @@ from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._layout import Layout, make_layout
 from jaxbraid._live import live_table
 from jaxbraid._options import MGRIT
-from jaxbraid._problem import Setup
+from jaxbraid._problem import PerStep, Setup
 from jaxbraid._run import Arrays, Output, run
 from jaxbraid._stats import Solution
 from jaxbraid.transfers import Transfer
@@ -34,8 +34,8 @@ class _TimeStep:
     fn: Step
     has_aux: bool
 
-    def __call__(self, time: Any, u: Any, params: Any, args: Any, side: Any) -> tuple[Any, Any]:
-        out = self.fn(*time, u, params, args)
+    def __call__(self, time: Any, u: Any, own: PerStep, args: Any, side: Any) -> tuple[Any, Any]:
+        out = self.fn(*time, u, own.params, args)
         return _check.with_aux("the step", out) if self.has_aux else (out, ())
 
 
@@ -158,7 +158,7 @@ def solve(
         has_aux,
         growth=config.delta is not None and len(h.levels) > 1,
     )
-    out = run(setup, layout, want, Arrays(ts, u0, params, args, None, guess), None)
+    out = run(setup, layout, want, Arrays(ts, u0, PerStep(params), args, None, guess), None)
     return _solution(out, want, layout, h, ts)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-BY_NAME = ("t", "dt", "side")
+BY_NAME = ("t", "dt", "side", "inputs")
 
 
 def extras(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of `t`, `dt` and `side` a block's `__call__` takes by name."""
+    """Which of `t`, `dt`, `side` and `inputs` a block's `__call__` takes by name."""
     return tuple(n for n in BY_NAME if n in inspect.signature(call).parameters)
 
 

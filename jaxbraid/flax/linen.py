@@ -13,6 +13,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from jaxbraid import _tree
 from jaxbraid._ode_net import FORWARD, Form, ParallelODENet, parallel_ode_net
 from jaxbraid._options import MGRIT
 from jaxbraid._stats import AdjointStats, Solution
@@ -50,7 +51,7 @@ class ParallelStack(nn.Module):
 
     - `block`: a module that maps `x` to `dx/dt`, of the same shape (with `form="step"`, to the next
         `x`). Its `__call__` may also take, by name, the layer's time `t`, the step size `dt` and
-        the per-sample `side`.
+        the samples' `side` (alike for all layers) and `inputs` (one a layer).
     - `layers`: number of blocks N, each with its own parameters; collections of the block are
         stacked along a new leading axis N under the name `blocks`.
     - `smooth_init`: every block starts with the same parameters, so that they are smooth in depth,
@@ -92,6 +93,7 @@ class ParallelStack(nn.Module):
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
@@ -99,12 +101,13 @@ class ParallelStack(nn.Module):
     ) -> PyTree:
         """The output of the last block for the input `x`, with the shapes of `x`.
 
-        `side` and `guess` are those of a `ParallelODENet`; for `adjoint_probe` see `AdjointStats`.
+        `inputs`, `side` and `guess` are those of a `ParallelODENet`; for `adjoint_probe` see
+        `AdjointStats`.
         """
-        net = self._bind(x, side, kwargs)
+        net = self._bind(x, inputs, side, kwargs)
         if net is None:
             return x
-        y, changed = net(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        y, changed = net(x, inputs=inputs, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(changed)
         return y
 
@@ -112,6 +115,7 @@ class ParallelStack(nn.Module):
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
@@ -121,10 +125,10 @@ class ParallelStack(nn.Module):
 
         For variables that exist: `stack.apply(variables, x, method="solve")`.
         """
-        net = self._bind(x, side, kwargs)
+        net = self._bind(x, inputs, side, kwargs)
         if net is None:
             raise ValueError("solve cannot make variables: initialise by calling the stack.")
-        solution = net.solve(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        solution = net.solve(x, inputs=inputs, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(solution.aux)
         return solution
 
@@ -134,7 +138,9 @@ class ParallelStack(nn.Module):
         return self._net(field, jnp.zeros(self.layers)).adjoint_probe()
 
     @nn.compact
-    def _bind(self, x: PyTree, side: PyTree, kwargs: dict[str, Any]) -> ParallelODENet | None:
+    def _bind(
+        self, x: PyTree, inputs: PyTree, side: PyTree, kwargs: dict[str, Any]
+    ) -> ParallelODENet | None:
         """The stack with its present variables; on initialisation make these and return `None`."""
         if not isinstance(self.layers, int) or self.layers < 1:
             raise ValueError(f"layers={self.layers!r}: must be an integer >= 1.")
@@ -147,7 +153,8 @@ class ParallelStack(nn.Module):
         block = self.block.clone(parent=None)
         names = _block.extras(type(block).__call__)
         if self.is_initializing():
-            self._make_variables(block, x, side, names, kwargs)
+            samples = {"side": side, "inputs": _tree.take(inputs, 0)}
+            self._make_variables(block, x, samples, names, kwargs)
             return None
         variables = {
             collection: entries["blocks"]
@@ -177,9 +184,14 @@ class ParallelStack(nn.Module):
         return net.serial() if self.serial else net
 
     def _make_variables(
-        self, block: nn.Module, x: PyTree, side: PyTree, names: tuple[str, ...], kwargs: Any
+        self,
+        block: nn.Module,
+        x: PyTree,
+        samples: dict[str, PyTree],
+        names: tuple[str, ...],
+        kwargs: Any,
     ) -> None:
-        extras = {"t": jnp.zeros(()), "dt": jnp.ones(()), "side": side}
+        extras = {"t": jnp.zeros(()), "dt": jnp.ones(()), **samples}
         given = {name: extras[name] for name in names}
         keys = self._keys_of_layers(("params", *self.rng_streams))
         if self.smooth_init:

@@ -89,7 +89,8 @@ class ParallelStack(nnx.Module):
 
     - `make_block`: `make_block(rngs) -> nnx.Module`; the module maps `x` to `dx/dt`, of the same
         shape (with `form="step"`, to the next `x`). Its `__call__` may also take, by name, the
-        layer's time `t`, the step size `dt` and the per-sample `side`.
+        layer's time `t`, the step size `dt`, and the samples' `side` (alike for all layers) and
+        `inputs` (one a layer).
     - `layers`: number of blocks N; each has its own parameters and PRNG streams from `rngs`. The
         variables of all blocks are those of the one module `blocks`, with leading axis N.
     - `smooth_init`: every block starts with the same parameters, so that they are smooth in depth,
@@ -167,16 +168,18 @@ class ParallelStack(nnx.Module):
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
     ) -> PyTree:
         """The output of the last block for the input `x`, with the shapes of `x`.
 
-        `side` and `guess` are those of a `ParallelODENet`; for `adjoint_probe` see `AdjointStats`.
+        `inputs`, `side` and `guess` are those of a `ParallelODENet`; for `adjoint_probe` see
+        `AdjointStats`.
         """
         net = self.net()
-        y, changed = net(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        y, changed = net(x, inputs=inputs, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(net.params, changed)
         return y
 
@@ -184,13 +187,14 @@ class ParallelStack(nnx.Module):
         self,
         x: PyTree,
         *,
+        inputs: PyTree | None = None,
         side: PyTree | None = None,
         guess: PyTree | str | None = None,
         adjoint_probe: AdjointStats | None = None,
     ) -> Solution:
         """As calling the stack, with the states of all layers (`us`, leading axis N + 1)."""
         net = self.net()
-        solution = net.solve(x, side=side, guess=guess, adjoint_probe=adjoint_probe)
+        solution = net.solve(x, inputs=inputs, side=side, guess=guess, adjoint_probe=adjoint_probe)
         self._update(net.params, solution.aux)
         return solution
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxbraid import _tree
+from jaxbraid._problem import PerStep
 from jaxbraid._tree import Split, Tree
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Layer:
 
         def step(inputs: Any, u: Tree, args: Tree, side: Tree) -> Tree:
             time, params = inputs
-            return setup.steps[0](time, u, params, args, side)[0]
+            return setup.steps[0](time, u, PerStep(params), args, side)[0]
 
         params = _tree.take(net.params, slice(0, net.layers))
         return cls(step, (clock, params), net.args, net.layers)
