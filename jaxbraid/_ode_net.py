@@ -168,6 +168,23 @@ class ParallelODENet:
         out = self._run(Want(None, None, self.has_aux), x, inputs, side, guess, adjoint_probe)
         return (out.u, out.aux) if self.has_aux else out.u
 
+    def states(
+        self,
+        x: PyTree,
+        *,
+        inputs: PyTree | None = None,
+        side: PyTree | None = None,
+        guess: PyTree | str | None = None,
+        adjoint_probe: AdjointStats | None = None,
+    ) -> PyTree:
+        """The states before and after all layers, leading axis N + 1; differentiable.
+
+        Arguments are those of a call. `solve` has them with statistics and auxiliary output.
+        """
+        return _all_states(
+            self._run(Want("all", None, False), x, inputs, side, guess, adjoint_probe)
+        )
+
     def solve(
         self,
         x: PyTree,
@@ -183,9 +200,8 @@ class ParallelODENet:
         """
         want = Want("all", Track(), self.has_aux)
         out = self._run(want, x, inputs, side, guess, adjoint_probe)
-        us = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
         assert out.stats is not None
-        return Solution(out.u, us, out.stats, out.aux if self.has_aux else None)
+        return Solution(out.u, _all_states(out), out.stats, out.aux if self.has_aux else None)
 
     def serial(self) -> ParallelODENet:
         """The same network on one device, its layers in sequence: to evaluate, export or check."""
@@ -246,6 +262,10 @@ class ParallelODENet:
             self.has_aux,
         )
         return setup, make_layout(self.mesh, self.layer_axis, self.batch_axis)
+
+
+def _all_states(out: Output) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), out.states, out.u)
 
 
 def parallel_ode_net(
