@@ -88,6 +88,33 @@ def network(
     np.testing.assert_allclose(adjoint, adjoint0, rtol=1e-9, atol=1e-14)
 
 
+def sequences(n: int, batch: int) -> None:
+    """One input a layer and sample: each rank has those of its layers and its part of the batch."""
+    w = dense_weights(n)
+    x, z = jnp.ones((4, 3)), jnp.sin(jnp.arange(n * 12.0)).reshape(n, 4, 3)
+    config = MGRIT(levels=2, coarsening=2, max_iters=2)
+    ranks = jaxbraid.mpi.Ranks.of(WORLD, batch=batch)
+    own, size = ranks.own_layers(n, config), 4 // batch
+    part = slice(ranks.batch.Get_rank() * size, (ranks.batch.Get_rank() + 1) * size)
+
+    def layer(w, x, inputs):
+        return dense(w, x + inputs)
+
+    def loss(make, w, z, x):
+        return jnp.sum(make(layer, w, forward=config)(x, inputs=z) ** 2)
+
+    def ranked(f, w, forward):
+        return jaxbraid.mpi.parallel_ode_net(f, w, layers=n, ranks=ranks, forward=forward)
+
+    dw, dz = jax.jit(jax.grad(lambda w, z: loss(ranked, w, z, x[part]), (0, 1)))(
+        w[own], z[own, part]
+    )
+    dw0, dz0 = jax.grad(lambda w, z: loss(jaxbraid.parallel_ode_net, w, z, x), (0, 1))(w, z)
+    if own.stop > own.start:
+        assert relative_error(dw, dw0[own]) < 1e-11
+        np.testing.assert_allclose(dz, dz0[own, part], rtol=1e-9, atol=1e-14)
+
+
 def integration(tol: float) -> None:
     """`solve` with a tolerance and per-step parameters."""
     n = 50
@@ -237,6 +264,7 @@ def main(case: str) -> None:
         network(13, 1, 3, 2, "V", 2, placement=1)
     elif case == "uneven":  # no block divides the layers; a batch axis where the ranks allow it
         network(7, 2 if size % 2 == 0 else 1, 3, 2, "V", 2)
+        sequences(9, 2 if size % 2 == 0 else 1)
     elif case == "integration":
         integration(1e-10)
         integration(0.0)
