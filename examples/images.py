@@ -139,7 +139,7 @@ def accuracy(model, images, labels):
 
 def draw(path, result, images, truth, seen, names):
     """Test images, the wrong ones first, beside the curves."""
-    figure = Figure(figsize=(12, 5.5), layout="constrained")
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
     order = np.argsort(seen == truth, kind="stable")[:15]
     for axes, i in zip(left.subplots(3, 5).flat, order, strict=True):

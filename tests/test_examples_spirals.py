@@ -15,4 +15,4 @@ def test_training_parallel_in_time_is_as_good_as_serial(tmp_path):
     found = re.search(r"log-likelihood of the test +│ (-[\d.]+) +│ (-[\d.]+)", text)
     parallel, serial = map(float, found.groups())
     assert abs(parallel - serial) < 0.01  # a likelihood 1 % higher or lower
-    assert -3 < serial < -2  # the normal distribution that it starts from has less
+    assert serial > -2.8  # the normal distribution that it starts from has -2.83
