@@ -18,8 +18,8 @@ class UciHar(NamedTuple):
     """Windows of nine signals, the activity 0..5 in each, and the person 1..30 who did it."""
 
     signals: Float32[np.ndarray, "windows steps 9"]
-    labels: Int[np.ndarray, windows]
-    subjects: Int[np.ndarray, windows]
+    labels: Int[np.ndarray, " windows"]
+    subjects: Int[np.ndarray, " windows"]
 
 
 def load_uci_har(folder: PathLike, split: Literal["train", "test"] = "train") -> UciHar:

@@ -51,7 +51,7 @@ def read_idx(path: PathLike) -> np.ndarray:
 
 def load_mnist(
     folder: PathLike, split: Literal["train", "test"] = "train"
-) -> tuple[UInt8[np.ndarray, "images rows columns"], UInt8[np.ndarray, images]]:
+) -> tuple[UInt8[np.ndarray, "images rows columns"], UInt8[np.ndarray, " images"]]:
     """Images and labels of MNIST, or of a set in its form (Fashion-MNIST, EMNIST by one name).
 
     **Arguments**

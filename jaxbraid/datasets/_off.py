@@ -140,7 +140,7 @@ class ModelNet(NamedTuple):
     """Occupied cells, classes as numbers, and the names of the classes."""
 
     voxels: Bool[np.ndarray, "shapes size size size"]
-    labels: Int[np.ndarray, shapes]
+    labels: Int[np.ndarray, " shapes"]
     classes: tuple[str, ...]
 
 

@@ -16,7 +16,7 @@ class TinyImageNet(NamedTuple):
     """Colour images 0..255, their classes, and the WordNet identifiers of the classes."""
 
     images: UInt8[np.ndarray, "images rows columns 3"]
-    labels: Int[np.ndarray, images]
+    labels: Int[np.ndarray, " images"]
     classes: tuple[str, ...]
 
 
