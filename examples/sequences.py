@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -199,8 +198,9 @@ def draw(path, tasks, results):
     rows = figure.subplots(len(tasks), 2, squeeze=False)
     for (left, right), (name, task) in zip(rows, tasks.items(), strict=True):
         data = task.train
-        for color, i in zip(("#0072B2", "#D55E00", "#009E73"), (0, -1, len(data.classes) // 2),
-                            strict=True):
+        for color, i in zip(
+            ("#0072B2", "#D55E00", "#009E73"), (0, -1, len(data.classes) // 2), strict=True
+        ):
             n = data.lengths[i]
             left.plot(data.values[i, :n, 0], color=color, label=f"class {data.classes[i]}")
         left.set(title=f"{name}: first channel", xlabel="step", ylabel="standardised")

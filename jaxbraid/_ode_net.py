@@ -21,6 +21,7 @@ from jaxtyping import Array, PyTree
 
 from jaxbraid import _check, _tree
 from jaxbraid._forward import Track, Want
+from jaxbraid._hierarchy import Hierarchy, build_hierarchies
 from jaxbraid._layout import Layout, make_layout
 from jaxbraid._options import MGRIT, check_integer
 from jaxbraid._problem import PerStep, Setup
@@ -40,6 +41,18 @@ def default_adjoint(forward: MGRIT, adjoint: MGRIT | None) -> MGRIT:
     if adjoint is not None:
         return adjoint
     return ADJOINT if forward is FORWARD else dataclasses.replace(forward, norm=None)
+
+
+def layers_hierarchy(
+    layers: int, mesh: Mesh, forward: MGRIT, adjoint: MGRIT | None, layer_axis: str
+) -> Hierarchy:
+    """How the layers of a network lie on `mesh`; checks all that it is given."""
+    layers = check_integer("layers", layers, 1)
+    _check.mesh_axes(mesh, layer_axis, None)
+    _check.config("forward", forward)
+    adjoint = default_adjoint(forward, adjoint)
+    _check.config("adjoint", adjoint)
+    return build_hierarchies((forward, adjoint), layers, mesh.shape[layer_axis])[0]
 
 
 def _extras(f: Callable[..., Any]) -> tuple[str, ...]:

@@ -12,10 +12,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxbraid import _check
-from jaxbraid._hierarchy import Hierarchy, build_hierarchies
-from jaxbraid._ode_net import FORWARD, default_adjoint
-from jaxbraid._options import MGRIT, check_integer
+from jaxbraid._ode_net import FORWARD, layers_hierarchy
+from jaxbraid._options import MGRIT
 
 
 def own_layers(
@@ -38,7 +36,7 @@ def own_layers(
 
     `ValueError` or `TypeError` naming the argument.
     """
-    h = _hierarchy(layers, mesh, forward, adjoint, layer_axis)
+    h = layers_hierarchy(layers, mesh, forward, adjoint, layer_axis)
     block = h.levels[0].block
     blocks = np.moveaxis(mesh.devices, mesh.axis_names.index(layer_axis), 0)
     mine = jax.process_index()
@@ -48,17 +46,6 @@ def own_layers(
         if any(d.process_index == mine for d in row.flat)
         for n in range(i * block, min(h.steps, (i + 1) * block))
     )
-
-
-def _hierarchy(
-    layers: int, mesh: Mesh, forward: MGRIT, adjoint: MGRIT | None, layer_axis: str
-) -> Hierarchy:
-    layers = check_integer("layers", layers, 1)
-    _check.mesh_axes(mesh, layer_axis, None)
-    _check.config("forward", forward)
-    adjoint = default_adjoint(forward, adjoint)
-    _check.config("adjoint", adjoint)
-    return build_hierarchies((forward, adjoint), layers, mesh.shape[layer_axis])[0]
 
 
 def global_layers(
@@ -95,7 +82,7 @@ def global_layers(
     """
     if not callable(make):
         raise TypeError(f"make={make!r}: must be a function make(n).")
-    h = _hierarchy(layers, mesh, forward, adjoint, layer_axis)
+    h = layers_hierarchy(layers, mesh, forward, adjoint, layer_axis)
     own = own_layers(layers, mesh, forward, adjoint, layer_axis) or (h.steps - 1,)
     made = {n: _one_layer(make, n) for n in own}
     kinds = {n: _kind(tree) for n, tree in made.items()}

@@ -82,6 +82,19 @@ def _value(variable: Any) -> Any:
     return variable.get_value() if isinstance(variable, nnx.Variable) else variable
 
 
+def stacked_blocks(
+    make_block: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs
+) -> nnx.Module:
+    """`count` blocks as one module, whose variables have that as their leading axis."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return make_block(rngs)
+
+    return make(rngs)
+
+
 class ParallelStack(nnx.Module):
     r"""`layers` equal blocks, in parallel over layers: $x \leftarrow x + \Delta t\, b_n(x)$.
 
@@ -132,12 +145,7 @@ class ParallelStack(nnx.Module):
         if not isinstance(layers, int) or layers < 1:
             raise ValueError(f"layers={layers!r}: must be an integer >= 1.")
 
-        @nnx.split_rngs(splits=layers)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make(rngs: nnx.Rngs) -> nnx.Module:
-            return make_block(rngs)
-
-        self.blocks = make(rngs)
+        self.blocks = self._make_blocks(make_block, layers, rngs)
         if smooth_init:
             params = nnx.state(self.blocks, nnx.Param)
             same = jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params)
@@ -155,13 +163,24 @@ class ParallelStack(nnx.Module):
             batch_axis if mesh is not None else None,
         )
 
+    def _make_blocks(
+        self, make_block: Callable[[nnx.Rngs], nnx.Module], layers: int, rngs: nnx.Rngs
+    ) -> nnx.Module:
+        """One module with the variables of all blocks."""
+        return stacked_blocks(make_block, layers, rngs)
+
+    def _of_layers(self, state: nnx.State) -> nnx.State:
+        """The layers' variables from those of `blocks`: here the same."""
+        return state
+
     def net(self) -> ParallelODENet:
         """The stack as a function of its input, with the present variables as `params`."""
         graphdef, state = nnx.split(self.blocks)
+        state = self._of_layers(state)
         names = _block.extras(type(self.blocks).__call__)
         options = vars(self.options)
         field = _Field(graphdef, names, None if self.serial else options["batch_axis"])
-        net = parallel_ode_net(field, state, has_aux=True, **options)
+        net = parallel_ode_net(field, state, layers=self.layers, has_aux=True, **options)
         return net.serial() if self.serial else net
 
     def __call__(

@@ -4,3 +4,6 @@ from jaxbraid.nn._cells import GRUCell as GRUCell
 from jaxbraid.nn._cells import ImplicitGRUCell as ImplicitGRUCell
 from jaxbraid.nn._cells import LSTMCell as LSTMCell
 from jaxbraid.nn._rnn import RNN as RNN
+from jaxbraid.nn._spline import spline_basis as spline_basis
+from jaxbraid.nn._spline import spline_layers as spline_layers
+from jaxbraid.nn._spline_stack import SplineStack as SplineStack
