@@ -124,14 +124,15 @@ def _state_precision(u: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _LayerClock:
-    """Times and step sizes of layers: `n` equal steps up to `t_final`."""
+    """Times and step sizes of layers: `n` equal steps from `t_start` to `t_final`."""
 
+    t_start: float
     t_final: float
     n: int
 
     def __call__(self, times: None, start: Array, end: Array) -> tuple[Array, Array]:
-        h = jnp.asarray(self.t_final / self.n)
-        return start * h, (end - start) * h
+        h = jnp.asarray((self.t_final - self.t_start) / self.n)
+        return self.t_start + start * h, (end - start) * h
 
 
 @jax.tree_util.register_dataclass
@@ -156,6 +157,7 @@ class ParallelODENet:
     mesh: Mesh | Layout | None = dataclasses.field(metadata={"static": True})
     layer_axis: str = dataclasses.field(metadata={"static": True})
     batch_axis: str | None = dataclasses.field(metadata={"static": True})
+    t_start: float = dataclasses.field(default=0.0, metadata={"static": True})
 
     def __call__(
         self,
@@ -267,7 +269,7 @@ class ParallelODENet:
     def _setup(self) -> tuple[Setup, Layout]:
         setup = Setup(
             tuple(_Layer(f, _extras(f), self.form, self.has_aux) for f in self.f),
-            _LayerClock(self.t_final, self.layers),
+            _LayerClock(self.t_start, self.t_final, self.layers),
             self.layers,
             self.forward,
             self.adjoint,
@@ -289,6 +291,7 @@ def parallel_ode_net(
     layers: int | None = None,
     form: Form = "field",
     t_final: float = 1.0,
+    t_start: float = 0.0,
     forward: MGRIT = FORWARD,
     adjoint: MGRIT | None = None,
     transfers: Sequence[Transfer | None] | None = None,
@@ -313,7 +316,8 @@ def parallel_ode_net(
         equal blocks on the devices (`jaxbraid.distributed.global_layers`), or have no leaves.
         The padding must hold values that `f` can take; it has no influence and no gradient.
     - `form`: `"field"` (stepped by forward Euler, as a residual network is) or `"step"`.
-    - `t_final`: the end of time $T$; a layer's step is $\Delta t = T / N$.
+    - `t_final`: the end of time $T$; a layer's step is $\Delta t = (T - t_0) / N$.
+    - `t_start`: the time $t_0$ of the first layer, for a net that goes on where another ends.
     - `forward`, `adjoint`: how to solve forward and backward. By default 2 and 1 iterations on two
         levels with factor 4 (`adjoint` takes over the levels and factors of `forward`). They are
         inexact; `MGRIT(levels=1)` is exact and sequential.
@@ -352,10 +356,11 @@ def parallel_ode_net(
     else:
         layers = check_integer("layers", layers, 1)
     make_layout(mesh, layer_axis, batch_axis)
-    if isinstance(t_final, Tracer):
-        raise TypeError("t_final is traced: must be a number; scale f instead.")
-    if not isinstance(t_final, numbers.Real) or not math.isfinite(t_final):
-        raise TypeError(f"t_final={t_final!r}: must be a finite number.")
+    for name, time in (("t_final", t_final), ("t_start", t_start)):
+        if isinstance(time, Tracer):
+            raise TypeError(f"{name} is traced: must be a number; scale f instead.")
+        if not isinstance(time, numbers.Real) or not math.isfinite(time):
+            raise TypeError(f"{name}={time!r}: must be a finite number.")
     return ParallelODENet(
         params,
         args,
@@ -370,4 +375,5 @@ def parallel_ode_net(
         mesh,
         layer_axis,
         batch_axis if mesh is not None else None,
+        float(t_start),
     )

@@ -27,6 +27,7 @@ class _Options:
     """The arguments for `parallel_ode_net`; hashable, so a static attribute of the module."""
 
     t_final: float
+    t_start: float
     form: Form
     forward: MGRIT
     adjoint: MGRIT | None
@@ -108,10 +109,10 @@ class ParallelStack(nnx.Module):
         variables of all blocks are those of the one module `blocks`, with leading axis N.
     - `smooth_init`: every block starts with the same parameters, so that they are smooth in depth,
         which is what coarse levels need.
-    - `forward`, `adjoint`, `t_final`, `form`, `transfers`, `mesh`, `layer_axis`, `batch_axis`: as
-        in `jaxbraid.parallel_ode_net`. With a batch axis, give BatchNorm `axis_name=batch_axis` if
-        its statistics are to be those of the whole batch; otherwise each part is normalised by its
-        own, and their mean is recorded.
+    - `forward`, `adjoint`, `t_final`, `t_start`, `form`, `transfers`, `mesh`, `layer_axis`,
+        `batch_axis`: as in `jaxbraid.parallel_ode_net`. With a batch axis, give BatchNorm
+        `axis_name=batch_axis` if its statistics are to be those of the whole batch; otherwise each
+        part is normalised by its own, and their mean is recorded.
 
     Calling the stack updates the blocks' statistics and PRNG counters once, from the last sweep.
     `model.set_attributes(serial=True)` makes all stacks in a model exact and sequential, on one
@@ -134,6 +135,7 @@ class ParallelStack(nnx.Module):
         rngs: nnx.Rngs,
         smooth_init: bool = False,
         t_final: float = 1.0,
+        t_start: float = 0.0,
         form: Form = "field",
         forward: MGRIT = FORWARD,
         adjoint: MGRIT | None = None,
@@ -154,6 +156,7 @@ class ParallelStack(nnx.Module):
         self.serial = False
         self.options = _Options(
             t_final,
+            t_start,
             form,
             forward,
             adjoint,
