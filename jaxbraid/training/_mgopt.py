@@ -88,7 +88,7 @@ class MGOPTInfo(NamedTuple):
     """
 
     loss: Float[Array, ""]
-    step_lengths: Float[Array, levels - 1]
+    step_lengths: Float[Array, " corrections"]
     work: Int[Array, ""]
 
 
@@ -145,7 +145,7 @@ class MGOPT:
     coarse: int = 10
     order: Order = "constant"
     restriction: Literal["average", "injection"] = "average"
-    coarse_state: Literal["restrict", "keep"] = "restrict"
+    coarse_state: Literal["exchange", "restrict", "keep"] = "restrict"
     line_search: Backtracking = dataclasses.field(default_factory=Backtracking)
     layered: Layered = True
     min_layers: int = 2
@@ -157,7 +157,7 @@ class MGOPT:
             raise ValueError(f"pre={self.pre}, post={self.post}: one of them must be at least 1.")
         _depth.check_choice("order", self.order, ("constant", "linear"))
         _depth.check_choice("restriction", self.restriction, ("average", "injection"))
-        _depth.check_choice("coarse_state", self.coarse_state, ("restrict", "keep"))
+        _depth.check_choice("coarse_state", self.coarse_state, ("exchange", "restrict", "keep"))
         for m in self._factors:
             check_integer("coarsening", m, 2)
         for name, given, need in (
@@ -189,7 +189,7 @@ class MGOPT:
         for layers in self.depths(params)[1:]:
             levels.append(self.restrict(levels[-1], layers))
         states = tuple(o.init(p) for o, p in zip(self._optimizers, levels, strict=False))
-        if self.coarse_state == "restrict" and len({*map(jax.tree.structure, states)}) > 1:
+        if self.coarse_state != "keep" and len({*map(jax.tree.structure, states)}) > 1:
             raise ValueError("coarse_state='restrict': the levels' optimisers differ in kind.")
         return states
 
@@ -276,7 +276,7 @@ def _cycle(
     gradient = method.restrict_gradient(known.gradient, coarse)
     term = _tree.sub(coarse_gradient, gradient)
     coarse_state = states[level + 1]
-    if method.coarse_state == "restrict":
+    if method.coarse_state != "keep":
         optimizer = method._optimizers[level]
         coarse_state = _depth.restrict_optimizer_state(
             optimizer, own, coarse, layered=method.layered
@@ -288,6 +288,15 @@ def _cycle(
     slope = _inner(known.gradient, e)
     length, tries = method.line_search(objective, params, known.value, slope, e)
     params = _along(params, length, e)
+    if method.coarse_state == "exchange":
+        newer = _depth.prolong_optimizer_state(
+            method._optimizers[level + 1],
+            below.states[level + 1],
+            layers,
+            method.order,
+            layered=method.layered,
+        )
+        own = jax.tree.map(lambda a, b: jnp.where(length == 0, a, b), own, newer)
     params, own, _, later = smooth(method.post, params, own, None)
     work = layers * (2 * (used + later) + tries) + 2 * coarse + below.work
     return _Cycled(
