@@ -15,7 +15,7 @@ def blocks(page):
 
 ALONE = [
     pytest.param(code, id=f"{page}-{i}")
-    for page in ("README.md", "docs/distributed.md", "docs/problems.md")
+    for page in ("README.md", "docs/distributed.md", "docs/problems.md", "docs/networks.md")
     for i, code in enumerate(blocks(page))
 ]
 
