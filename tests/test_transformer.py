@@ -1,8 +1,8 @@
 """Transformer stacks against plain Flax layers, one layer after another.
 
-The truth spells out the formulas of pre-norm transformers in a scan over layers; encoder and decoder
-are separate there, each with streams of its own length. Tolerances are a few hundred roundings: the
-operations are the same, but batched.
+The truth spells out the formulas of pre-norm transformers in a scan over layers; encoder and
+decoder are separate there, each with streams of its own length. Tolerances are a few hundred
+roundings: the operations are the same, but batched.
 """
 
 from __future__ import annotations
