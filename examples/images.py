@@ -147,11 +147,11 @@ def draw(path, result, images, truth, seen, names):
         wrong = seen[i] != truth[i]
         title = f"{names[truth[i]]}, told {names[seen[i]]}" if wrong else names[truth[i]]
         colour = training.ORANGE if wrong else "black"
-        axes.set_title(title, fontsize="medium", color=colour)
+        axes.set_title(title, fontsize="small", color=colour)
         axes.set(xticks=[], yticks=[])
     left.suptitle(f"Test images: {np.sum(seen != truth)} of {len(truth)} are told wrong")
     curve, score = right.subplots(2, 1)
-    training.draw_curves(curve, result, "loss", "cross-entropy (smoothed labels)")
+    training.draw_curves(curve, result, "loss", "training loss")
     training.draw_curves(score, result, "score", "accuracy of the test")
     figure.savefig(path, dpi=130)
 

@@ -1,8 +1,8 @@
-"""Transformer stacks against a Python loop over plain Flax layers, one layer after another.
+"""Transformer stacks against plain Flax layers, one layer after another.
 
-The loop spells out the formulas of pre-norm transformers with `nnx.MultiHeadAttention`,
-`nnx.LayerNorm` and `nnx.Linear`; encoder and decoder are separate there, each with streams of its
-own length. Tolerances are a few hundred roundings: the operations are the same, but batched.
+The truth spells out the formulas of pre-norm transformers in a scan over layers; encoder and
+decoder are separate there, each with streams of its own length. Tolerances are a few hundred
+roundings: the operations are the same, but batched.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ def block(rngs, **options):
     return TransformerBlock(WIDTH, HEADS, hidden=6, param_dtype=float, rngs=rngs, **options)
 
 
-def layers_of(stacks):
-    """The blocks of stacks, one by one."""
-    for stack in stacks:
-        graphdef, state = nnx.split(stack.blocks)
-        for n in range(stack.layers):
-            yield nnx.merge(graphdef, jax.tree.map(lambda a, n=n: a[n], state), copy=True)
+def layers_of(stack):
+    """A function to take the blocks of a stack one by one: `(scanned variables, merge)`."""
+    graphdef, state = nnx.split(stack.blocks)
+    return state, lambda state: nnx.merge(graphdef, state, copy=True)
+
+
+def attention(m, q, k, mask):
+    """Written out, with the projections of Flax's layer."""
+    query, key, value = m.query(q), m.key(k), m.value(k)
+    logits = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(WIDTH // HEADS)
+    if mask is not None:
+        logits = jnp.where(mask, logits, -jnp.inf)
+    return m.out(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), value))
 
 
 def mlp(m, x):
@@ -58,13 +65,17 @@ def causal(x):
 
 
 def encoder_layer(b, x, dt, mask):
-    a = b.attention(b.norm(x), mask=mask)
+    a = attention(b.attention, b.norm(x), b.norm(x), mask)
     return x + dt * (a + mlp(b.mlp, b.mlp_norm(x + a)))
 
 
 def loop(stacks, x, mask=None, dt=1 / N):
-    for b in layers_of(stacks):
-        x = encoder_layer(b, x, dt, mask)
+    """The truth: one layer after another."""
+    for stack in stacks:
+        state, merge = layers_of(stack)
+        x = jax.lax.scan(
+            lambda x, s, merge=merge: (encoder_layer(merge(s), x, dt, mask), None), x, state
+        )[0]
     return x
 
 
@@ -91,13 +102,12 @@ def close(got, expected, rtol=1e-10):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-13)
 
 
-@pytest.mark.parametrize("causes", [False, True])
-@pytest.mark.parametrize("place", [{}, MESH])
-@pytest.mark.parametrize("buffers", [(0, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("causes", "place", "buffers"),
+    [(False, {}, (2, 1)), (False, MESH, (0, 0)), (True, MESH, (2, 1))],
+)
 def test_values_and_gradients(causes, place, buffers):
     """Encoder with padding and decoder-only, with exact ends and without."""
-    if causes and place and not any(buffers):
-        pytest.skip("the cases around it cover this one")
     stack = BufferedStack(
         lambda r: block(r, causal=causes), N, buffers=buffers, rngs=nnx.Rngs(0), forward=EXACT,
         **place,
@@ -113,16 +123,15 @@ def test_error_falls_with_iterations():
     """Monotone, values and gradients, until exact; and exact ends leave less of it."""
 
     def errors(buffers, iterations):
-        config = MGRIT(coarsening=M, max_iters=iterations, cf_relax=0, nested_iteration=False)
-        stack = BufferedStack(block, N, buffers=buffers, rngs=nnx.Rngs(0), t_final=4.0,
-                              forward=config)  # fmt: skip
-        got = value_and_grads(lambda s, x: s(x, guess="constant"), stack, X)
-        truth = value_and_grads(lambda s, x: loop(s.stacks(), x, dt=4 / N), stack, X)
-        return [relative_error(a, b) for a, b in zip(got[:2], truth[:2], strict=True)]
+        config = MGRIT(coarsening=M, max_iters=iterations, cf_relax=0)
+        stack = BufferedStack(block, N, buffers=buffers, rngs=nnx.Rngs(0), forward=config)
+        got = value_and_grads(lambda s, x: s(x), stack, X)
+        truth = value_and_grads(lambda s, x: loop(s.stacks(), x), stack, X)
+        return [relative_error(a, b) for a, b in zip(got[::2], truth[::2], strict=True)]
 
-    history = np.array([errors((0, 0), k) for k in range(1, 6)])
-    assert np.all((history[1:] < 0.7 * history[:-1]) | (history[1:] < 1e-12))
-    assert np.all(history[0] > 1e-4) and np.all(history[-1] < 1e-11)
+    history = np.array([errors((0, 0), k) for k in (1, 2, 5)])
+    assert np.all(history[1:] < 0.7 * history[:-1]), history
+    assert np.all(history[0] > 1e-5) and np.all(history[-1] < 1e-12), history
     assert np.all(np.array(errors((2, 2), 1)) < history[0])
 
 
@@ -181,16 +190,21 @@ def test_ends_of_a_stack_are_exact():
 
 def encoder_and_decoder(stacks, encoder_layers, x, y, x_mask, y_mask, dt):
     """The truth: an encoder, then a decoder which attends to its final state."""
-    layers = list(layers_of(stacks))
+    states, merges = zip(*map(layers_of, stacks), strict=True)
+    state, merge = jax.tree.map(lambda *a: jnp.concatenate(a), *states), merges[0]
+    first, last = (jax.tree.map(lambda a, i=i: a[i], state)
+                   for i in (slice(encoder_layers), slice(encoder_layers, None)))  # fmt: skip
     memory = x_mask[:, None, None]
-    for b in layers[:encoder_layers]:
-        x = encoder_layer(b, x, dt, memory)
+    x = jax.lax.scan(lambda x, s: (encoder_layer(merge(s), x, dt, memory), None), x, first)[0]
     seen = causal(y) & y_mask[:, None, None]
-    for b in layers[encoder_layers:]:
-        a = b.attention(b.norm(y), mask=seen)
-        d = a + b.cross(b.cross_norm(y + a), b.memory_norm(x), mask=memory)
-        y = y + dt * (d + mlp(b.mlp, b.mlp_norm(y + d)))
-    return x, y
+
+    def decoder_layer(y, s):
+        b = merge(s)
+        a = attention(b.attention, b.norm(y), b.norm(y), seen)
+        d = a + attention(b.cross, b.cross_norm(y + a), b.memory_norm(x), memory)
+        return y + dt * (d + mlp(b.mlp, b.mlp_norm(y + d))), None
+
+    return x, jax.lax.scan(decoder_layer, y, last)[0]
 
 
 def encoder_decoder(**options):
@@ -218,7 +232,7 @@ def test_encoder_decoder(place, buffers, swap):
 def test_encoder_decoder_error_falls_and_masks_may_be_left_out():
     everything = [jnp.ones(a.shape[:2], bool) for a in (X, Y)]
     errors = []
-    for k in (1, 2, 3, 5):
+    for k in (1, 2, 5):
         stack = encoder_decoder(forward=MGRIT(coarsening=M, max_iters=k, cf_relax=0))
         truth = encoder_and_decoder(stack.stack.stacks(), 5, X, Y, *everything, 1 / N)
         errors.append(relative_error(nnx.jit(lambda s: s(X, Y))(stack), truth))
@@ -315,15 +329,18 @@ def keep_of(n, first, last):
 
 def dropped_loop(stack, x, keep, per_sample, call=0):
     """The truth, with the draws of the layers' keys."""
-    masks = []
-    for n, b in enumerate(layers_of([stack])):
-        p = keep_of(n, *keep)
+    state, merge = layers_of(stack)
+
+    def one(x, inputs):
+        s, n = inputs
+        b, p = merge(s), keep_of(n, *keep)
         key = jax.random.fold_in(b.rngs.key.get_value(), call)
         kept = jax.random.bernoulli(key, p, (BATCH,) if per_sample else ())
-        masks.append(np.broadcast_to(kept, (BATCH,)))
-        scale = jnp.broadcast_to(kept, (BATCH,))[:, None, None] / p / N
-        x = x + scale * (encoder_layer(b.block, x, 1.0, None) - x)
-    return x, np.array(masks)
+        kept = jnp.broadcast_to(kept, (BATCH,))
+        scale = kept[:, None, None] / p / N
+        return x + scale * (encoder_layer(b.block, x, 1.0, None) - x), kept
+
+    return jax.lax.scan(one, x, (state, jnp.arange(N)))
 
 
 @pytest.mark.parametrize("per_sample", [True, False])
@@ -345,10 +362,7 @@ def test_stochastic_depth(per_sample):
     assert relative_error(first, second) > 1e-3
     stack.eval()
     plain = call(stack)
-    x = X
-    for b in layers_of([stack]):
-        x = encoder_layer(b.block, x, 1 / N, None)
-    close(plain, x)
+    close(plain, dropped_loop(stack, X, (1.0, 1.0), per_sample)[0])
     assert np.all(stack.blocks.rngs.count.get_value() == 2)
 
 

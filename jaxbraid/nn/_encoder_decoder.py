@@ -64,9 +64,9 @@ class EncoderDecoderBlock(nnx.Module):
         self.mlp = MLP(features, hidden or 4 * features, activation, dropout, dtypes, rngs)
         self.decodes = LayerKind(jnp.asarray(False))
 
-    def __call__(self, x: Streams, side: tuple[Array | None, Array | None]) -> Streams:
+    def __call__(self, state: Streams, side: tuple[Array | None, Array | None]) -> Streams:
         """The derivative of the state, zero in the stream that is not this layer's."""
-        (x, y), (x_mask, y_mask) = x, side
+        (x, y), (x_mask, y_mask) = state, side
         decodes = self.decodes.get_value()
         length = max(x.shape[1], y.shape[1])
         h = jnp.where(decodes, _lengthen(y, length), _lengthen(x, length))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+from typing import Any
 
 import jax
 from flax import nnx
@@ -70,7 +71,8 @@ class StochasticDepth(nnx.Module):
         self.deterministic = False
         self.rngs = rngs.dropout.fork()
         if not per_sample:
-            self.rngs.key = CommonKey(self.rngs.key.get_value(), tag="dropout")
+            common: Any = CommonKey(self.rngs.key.get_value(), tag="dropout")
+            self.rngs.key = common
 
     def __call__(self, x: PyTree, t: Array, dt: Array, side: PyTree, inputs: PyTree) -> PyTree:
         """What the block returns, or that of no block, at random."""

@@ -14,15 +14,23 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.attention import dot_product_attention_weights
 from flax.typing import Dtype
 from jaxtyping import Array, Bool, Float
+
+
+def _weighted_values(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """Flax's attention, but in double precision for double precision: `jax.nn`'s is in single."""
+    if q.dtype != jnp.float64:
+        return nnx.dot_product_attention(q, k, v, **options)
+    return jnp.einsum("...hqk,...khd->...qhd", dot_product_attention_weights(q, k, **options), v)
 
 
 def attend(features: int, heads: int, dropout: float, dtypes: Any, rngs: nnx.Rngs) -> Any:
     """Flax's attention; its dropout draws one mask for all samples, ours one for each."""
     return nnx.MultiHeadAttention(
         heads, features, decode=False, dropout_rate=dropout, deterministic=False,
-        broadcast_dropout=False, rngs=rngs, **dtypes,
+        broadcast_dropout=False, attention_fn=_weighted_values, rngs=rngs, **dtypes,
     )  # fmt: skip
 
 
@@ -40,7 +48,7 @@ class MLP(nnx.Module):
     ):
         self.into = nnx.Linear(features, hidden, rngs=rngs, **dtypes)
         self.out = nnx.Linear(hidden, features, rngs=rngs, **dtypes)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout > 0 else None)
         self.activation = activation
 
     def __call__(self, x: Array) -> Array:
