@@ -34,12 +34,12 @@ SIGNS = [(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]
 SOLIDS = {
     "ball": revolved(lambda z: np.sqrt(np.maximum(0.6**2 - z**2, 0))),
     "cylinder": revolved(lambda z: np.where(np.abs(z) < 0.7, 0.34, -1)),
+    "torus": torus,
+    "cross": lambda p: np.sort(0.22 - np.abs(p), -1)[..., 1] - 1e3 * (np.abs(p).max(-1) > 0.75),
     "cone": revolved(lambda z: np.where(np.abs(z) < 0.7, 0.35 * (0.7 - z) + 0.05, -1)),
     "hourglass": revolved(lambda z: np.where(np.abs(z) < 0.65, 0.08 + 0.7 * np.abs(z), -1)),
-    "torus": torus,
     "cube": polyhedron(np.vstack([np.eye(3), -np.eye(3)]), 0.48),
     "tetrahedron": polyhedron([s for s in SIGNS if np.prod(s) > 0], 0.32),
-    "cross": lambda p: np.sort(0.22 - np.abs(p), -1)[..., 1] - 1e3 * (np.abs(p).max(-1) > 0.75),
 }
 
 
@@ -50,8 +50,8 @@ def random_rotation(rng):
     return q * np.linalg.det(q)
 
 
-def make(count, size, noise, seed):
-    """`count` solids on size^3 voxels, all classes alike: ([count, size, size, size], labels).
+def make(count, size, noise, seed, classes=8):
+    """`count` solids on size^3 voxels, of the first classes: ([count, size, size, size], labels).
 
     Each is rotated at random, scaled by 0.85 to 1.15 and moved by up to a tenth of the half width;
     voxels are 1 inside and 0 outside, with Gaussian noise of a standard deviation `noise`.
@@ -59,7 +59,7 @@ def make(count, size, noise, seed):
     rng = np.random.default_rng(seed)
     line = (np.arange(size) + 0.5) / size * 2 - 1
     points = np.stack(np.meshgrid(line, line, line, indexing="ij"), -1)
-    labels = rng.permutation(np.arange(count) % len(SOLIDS)).astype(np.int32)
+    labels = rng.permutation(np.arange(count) % classes).astype(np.int32)
     functions = list(SOLIDS.values())
     voxels = np.empty((count, size, size, size), np.float32)
     for i, label in enumerate(labels):

@@ -8,15 +8,14 @@ serially.
 
     python examples/shapes.py
     python examples/shapes.py --coarsening injection    # or full_weighting, on --size 14 or 30
-    python examples/shapes.py --levels 3 --noise 0.6
-    python examples/shapes.py --quick                   # 12^3 voxels
+    python examples/shapes.py --levels 3 --noise 0.3
+    python examples/shapes.py --quick                   # 12^3 voxels, four classes
 
 Writes outputs/shapes/shapes.png (elsewhere: --out).
 """
 
 import _shapes as shapes
 import _training as training
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
@@ -36,18 +35,18 @@ class Network(nnx.Module):
         if coarsening:  # from the last but one level to the coarsest
             levels = [level == options.levels - 2 for level in range(options.levels - 1)]
             transfers = spatial_coarsening(coarsening, 3, levels)
-        self.opening = Conv(1, c, (3, 3, 3), strides=2, rngs=rngs)
+        self.opening = Conv(1, c, (4, 4, 4), strides=2, rngs=rngs)
         self.stack = ParallelStack(
             lambda rngs: ConvBlock(c, (3, 3, 3), convolutions=1, norm="group", rngs=rngs),
             options.layers,
             rngs=rngs,
             smooth_init=True,  # coarse levels leave out layers, so neighbours should be alike
-            t_final=4.0,
+            t_final=2.0,
             transfers=transfers,
             **training.parallel_options(options, mesh),
         )
         self.norm = nnx.GroupNorm(c, num_groups=1, rngs=rngs)
-        self.closing = nnx.Linear(2 * c, len(shapes.SOLIDS), rngs=rngs)
+        self.closing = nnx.Linear(2 * c, options.classes, rngs=rngs)
 
     def __call__(self, voxels):
         x = nnx.relu(self.norm(self.stack(self.opening(voxels[..., None]))))
@@ -55,8 +54,8 @@ class Network(nnx.Module):
 
 
 def loss(model, voxels, labels):
-    targets = optax.smooth_labels(jax.nn.one_hot(labels, len(shapes.SOLIDS)), 0.05)
-    return optax.softmax_cross_entropy(model(voxels), targets).mean()
+    logits = model(voxels)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def accuracy(model, voxels, labels):
@@ -80,18 +79,22 @@ def draw(path, options, result, voxels):
 
 
 def main():
-    parser = training.make_parser(__doc__, "shapes", layers=16, epochs=12, batch=32)
+    parser = training.make_parser(__doc__, "shapes", layers=16, epochs=8, batch=16, rate=0.02)
     kinds = ("average_pooling", "full_weighting", "injection")
     parser.add_argument("--size", type=training.positive, default=16, help="voxels an axis")
     parser.add_argument("--channels", type=training.positive, default=8)
-    parser.add_argument("--solids", type=training.positive, default=1600, help="to train with")
-    parser.add_argument("--noise", type=float, default=0.3, help="standard deviation")
+    parser.add_argument("--solids", type=training.positive, default=1200, help="to train with")
+    parser.add_argument("--classes", type=training.positive, default=8, help="of solids, 2 to 8")
+    parser.add_argument("--noise", type=float, default=0.1, help="standard deviation")
     parser.add_argument("--coarsening", choices=kinds, default="average_pooling")
-    options = training.parse(parser, size=12, layers=8, epochs=4, solids=640, mesh=[2, 1])
+    options = training.parse(
+        parser, size=12, layers=8, epochs=4, solids=320, classes=4, mesh=[1, 1]
+    )
     console, mesh = Console(), training.make_mesh(options)
 
-    data = shapes.make(options.solids, options.size, options.noise, options.seed)
-    test = shapes.make(800, options.size, options.noise, options.seed + 1)
+    kind = options.size, options.noise
+    data = shapes.make(options.solids, *kind, options.seed, options.classes)
+    test = shapes.make(800, *kind, options.seed + 1, options.classes)
     model = Network(options, mesh)
     variants = {COARSE: Network(options, mesh, options.coarsening)}
     console.print(
