@@ -7,8 +7,8 @@ from jaxbraid.training._depth import prolong_layers as prolong_layers
 from jaxbraid.training._depth import prolong_optimizer_state as prolong_optimizer_state
 from jaxbraid.training._depth import restrict_layers as restrict_layers
 from jaxbraid.training._depth import restrict_optimizer_state as restrict_optimizer_state
+from jaxbraid.training._line_search import Backtracking as Backtracking
 from jaxbraid.training._mgopt import MGOPT as MGOPT
-from jaxbraid.training._mgopt import Backtracking as Backtracking
 from jaxbraid.training._mgopt import MGOPTInfo as MGOPTInfo
 from jaxbraid.training._nested import Nested as Nested
 from jaxbraid.training._nested import NestedStep as NestedStep
