@@ -106,6 +106,11 @@ class Comparison:
     models: dict[str, nnx.Module]
     records: dict[str, list[dict[str, float]]]
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Of the modes, as they are shown."""
+        return {mode: NAMES.get(mode, mode) for mode in self.records}
+
 
 @functools.partial(jax.jit, static_argnames=("graph", "optimizer", "loss"))
 def train_step(graph, optimizer, loss, state, batch):
@@ -148,15 +153,19 @@ def compare(
     data: tuple[np.ndarray, ...],
     test: tuple[np.ndarray, ...],
     console: Console,
+    variants: dict[str, nnx.Module] | None = None,
 ) -> Comparison:
     """Trains `model` in both ways on `loss(model, *batch)`; `score(model, *test)` each epoch.
 
-    Evaluation is exact for both, and in the state that `model.eval()` makes.
+    Evaluation is exact for both, and in the state that `model.eval()` makes. `variants` are models
+    of the same weights that are trained as well, by the names shown.
     """
+    variants = variants or {}
     graphs, evaluated = {}, {}
     graphs["parallel"], params, others = nnx.split(model, nnx.Param, ...)
     model.set_attributes(serial=True, raise_if_not_found=False)
     graphs["serial"] = nnx.graphdef(model)
+    graphs |= {mode: nnx.graphdef(variant) for mode, variant in variants.items()}
     model.eval()
     graph = nnx.graphdef(model)
     scored = jax.jit(lambda params, others, test: score(nnx.merge(graph, params, others), *test))
@@ -169,18 +178,21 @@ def compare(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4)
     )
     start = params, others, optimizer.init(params)
-    devices = {"parallel": NamedSharding(mesh, P("batch")), "serial": jax.devices()[0]}
-    states = {"parallel": place(start, mesh, options.layers)}
+    devices: dict[str, Any] = {mode: NamedSharding(mesh, P("batch")) for mode in graphs}
+    states = {mode: place(start, mesh, options.layers) for mode in graphs if mode != "serial"}
+    devices["serial"] = jax.devices()[0]
     states["serial"] = jax.device_put(start, devices["serial"])
-    records: dict[str, list[dict[str, float]]] = {mode: [] for mode in NAMES}
+    result = Comparison({}, {mode: [] for mode in graphs})
+    records, names = result.records, result.names
 
     columns = MofNCompleteColumn(), BarColumn(8), TextColumn("{task.description}")
     with Progress(*columns, console=console) as progress:
         bars = {
-            m: progress.add_task(f"{NAMES[m]:14} compiling", total=options.epochs) for m in NAMES
+            m: progress.add_task(f"{name:14} compiling", total=options.epochs)
+            for m, name in names.items()
         }
         for epoch in range(options.epochs):
-            for mode in NAMES:
+            for mode in names:
                 began, losses = time.perf_counter(), []
                 for batch in batches_of(data, options, epoch):
                     batch = jax.device_put(batch, devices[mode])
@@ -194,16 +206,16 @@ def compare(
                 record = {"loss": mean, "seconds": seconds}
                 record["score"] = float(scored(*evaluated[mode], test))
                 records[mode].append(record)
-                text = f"{NAMES[mode]:14} loss {mean:.4f}, score {record['score']:.4f}"
+                text = f"{names[mode]:14} loss {mean:.4f}, score {record['score']:.4f}"
                 progress.update(bars[mode], advance=1, description=text)
-    models = {m: nnx.merge(graph, *evaluated[m], copy=True) for m in NAMES}
-    return Comparison(models, records)
+    models = {m: nnx.merge(graph, *evaluated[m], copy=True) for m in names}
+    return dataclasses.replace(result, models=models)
 
 
 def print_table(console, title, result, score="test accuracy", form="{:.2%}"):
-    both = [result.records[mode] for mode in NAMES]
+    both = list(result.records.values())
     seconds = [[epoch["seconds"] for epoch in r] for r in both]
-    table = Table("", *NAMES.values(), title=title)
+    table = Table("", *result.names.values(), title=title)
     table.add_row(score, *(form.format(r[-1]["score"]) for r in both))
     table.add_row("training loss", *(f"{r[-1]['loss']:.5f}" for r in both))
     table.add_row("time of an epoch (median)", *(f"{np.median(s):.2f} s" for s in seconds))
@@ -213,8 +225,9 @@ def print_table(console, title, result, score="test accuracy", form="{:.2%}"):
 
 def draw_curves(axes, result, key, label):
     """`"loss"` or `"score"` of both trainings by epoch."""
-    styles = {"lw": 5, "color": BLUE, "alpha": 0.5}, {"ls": "--", "color": "black"}
-    for (mode, name), style in zip(NAMES.items(), styles, strict=True):
+    styles = [{"lw": 5, "color": BLUE, "alpha": 0.5}, {"ls": "--", "color": "black"}]
+    styles += [{"color": colour, "marker": "."} for colour in (ORANGE, GREEN)]
+    for (mode, name), style in zip(result.names.items(), styles, strict=False):
         values = [record[key] for record in result.records[mode]]
         axes.plot(range(1, len(values) + 1), values, label=name, **style)
     axes.set(xlabel="epoch", ylabel=label)
