@@ -185,7 +185,7 @@ def _conv_forward(window: _Window, x: Array, kernel: Array) -> tuple[Array, tupl
 def _conv_backward(window: _Window, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, kernel = saved
     flipped = jnp.swapaxes(lax.rev(kernel, range(kernel.ndim - 2)), -1, -2)
-    dx = _conv(window.transposed(x, kernel, dy), dy, flipped.astype(dy.dtype))
+    dx: Any = _conv(window.transposed(x, kernel, dy), dy, flipped.astype(dy.dtype))
     pieces = _pieces(window, x.astype(dy.dtype), kernel.shape[:-2])
     dy = dy.reshape(-1, dy.shape[-1])
     parts = [_product(window, p.reshape(-1, p.shape[-1]).T, dy) for _, p in pieces]
