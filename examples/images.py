@@ -164,7 +164,7 @@ def main():
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--mnist", type=Path, metavar="FOLDER", help="with IDX files")
     source.add_argument("--animals", action="store_true", help="of the package animal-mnist")
-    options = training.parse(parser, layers=16, epochs=5, channels=15, batch=64)
+    options = training.parse(parser, layers=16, epochs=3, channels=15, batch=64)
     if options.channels % 5:
         parser.error(f"--channels {options.channels}: must be a multiple of 5")
     console, mesh = Console(), training.make_mesh(options)

@@ -187,7 +187,7 @@ def options():
     add("--t-final", default=5.0, type=float, help="sum of the layers' steps (%(default)s)")
     add("--devices", default=2, help="that the layers are split over (%(default)s)")
     add("--batch", default=16, help="pieces in a batch (%(default)s)")
-    add("--steps", default=500, help="of training (%(default)s)")
+    add("--steps", default=300, help="of training (%(default)s)")
     add("--every", default=25, help="steps between validations (%(default)s)")
     add("--validate", default=128, help="pieces to validate on (%(default)s)")
     add("--rate", default=5e-3, type=float, help="learning rate (%(default)s)")
@@ -197,7 +197,7 @@ def options():
     given = parser.parse_args()
     if given.quick:
         given.layers, given.width, given.length, given.t_final = 12, 16, 16, 3.0
-        given.steps, given.batch, given.validate = 100, 8, 64
+        given.steps, given.batch, given.validate = 50, 8, 64
     return given
 
 

@@ -33,6 +33,7 @@ class Adjoint(NamedTuple):
     stats: Any  # AdjointStats, if asked for
 
 
+@jax.named_scope("mgrit_adjoint")
 def solve_adjoint(
     setup: Setup,
     want_stats: bool,
@@ -60,6 +61,7 @@ def solve_adjoint(
         u = zeros if inside is None else _tree.where(inside, zeros, known)
         return p.points(u, n)
 
+    @jax.named_scope("mgrit_gradient")
     def body(adjoint: Tree, xs: tuple[Inputs, Rhs | None]) -> tuple[Tree, Any, Any]:
         x, rhs = xs
         value, down, dargs, dside = pullback.full(x, adjoint)

@@ -74,6 +74,7 @@ class Forward(NamedTuple):
     growth: Any
 
 
+@jax.named_scope("mgrit_forward")
 def solve_forward(
     setup: Setup, want: Want, comm: Comm, data: Data, guess: tuple[Tree, Tree] | None
 ) -> Forward:

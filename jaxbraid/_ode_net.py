@@ -118,6 +118,25 @@ class _Layer:
         return jax.tree.map(euler, u, out), aux
 
 
+@dataclasses.dataclass(frozen=True)
+class _WholeBatch:
+    """A field or step on one device, where the batch axis that it may sum over has one part."""
+
+    f: Callable[..., Any]
+    axis: str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def call(args: Any, kwargs: Any, _: Any) -> Any:
+            return self.f(*args, **kwargs)
+
+        alone = jax.vmap(call, in_axes=(None, None, 0), out_axes=None, axis_name=self.axis)
+        return alone(args, kwargs, jnp.zeros(1))
+
+
 def _state_precision(u: PyTree) -> Any:
     return jnp.finfo(jnp.result_type(*(x for x in jax.tree.leaves(u) if _tree.is_inexact(x)))).dtype
 
@@ -222,6 +241,8 @@ class ParallelODENet:
         """The same network on one device, its layers in sequence: to evaluate, export or check."""
         one = MGRIT(levels=1)
         f = self.f[:1]
+        if self.batch_axis is not None:
+            f = (_WholeBatch(f[0], self.batch_axis),)
         return dataclasses.replace(
             self, forward=one, adjoint=one, mesh=None, batch_axis=None, f=f, transfers=None
         )

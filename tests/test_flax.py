@@ -339,6 +339,18 @@ def test_nnx_serial():
     assert error() > 1e-8
 
 
+def test_nnx_serial_with_statistics_of_the_whole_batch():
+    """BatchNorm that sums over a mesh's batch axis does so in serial mode too, where it has one."""
+    stack = nnx_stack(lambda rngs: NnxNormBlock(rngs, "data"), forward=EXACT, **place((2, 2)))
+    parallel = stack(X)
+    after = nnx.state(stack)
+    fresh = nnx_stack(lambda rngs: NnxNormBlock(rngs, "data"), forward=EXACT, **place((2, 2)))
+    fresh.set_attributes(serial=True)
+    close(fresh(X), parallel)
+    close(nnx.state(fresh), after)
+    close(nnx_stack(NnxNormBlock, forward=EXACT)(X), parallel)
+
+
 def test_nnx_solve_and_adjoint_probe():
     stack = nnx_stack(NnxDropBlock, **place((2, 2)) | {"batch_axis": None})
     us, after = nnx_loop(stack, X)

@@ -36,3 +36,11 @@ def test_guide_runs_from_beginning_to_end(capsys):
     assert names["fine"].converged
     assert names["bound"].factor < 1
     assert "0 errors, 0 warnings" in capsys.readouterr().out
+
+
+def test_training_guide_runs_from_beginning_to_end(capsys):
+    names = {}
+    for code in blocks("docs/training.md"):
+        exec(compile(code, "text", "exec"), names)
+    assert names["nested"].losses[-1] < names["nested"].losses[0]
+    assert names["loss"](names["params"], names["x"]) < names["nested"].losses[-1]

@@ -81,6 +81,7 @@ class ParallelStack(nn.Module):
     serial: bool = False
     rng_streams: Sequence[str] = ("dropout",)
     t_final: float = 1.0
+    t_start: float = 0.0
     form: Form = "field"
     forward: MGRIT = FORWARD
     adjoint: MGRIT | None = None
@@ -173,6 +174,7 @@ class ParallelStack(nn.Module):
             params,
             has_aux=True,
             t_final=self.t_final,
+            t_start=self.t_start,
             form=self.form,
             forward=self.forward,
             adjoint=self.adjoint,

@@ -29,53 +29,9 @@ from jaxbraid import _tree
 from jaxbraid._options import check_integer
 from jaxbraid.training import _depth
 from jaxbraid.training._depth import Layered, Order
+from jaxbraid.training._line_search import Backtracking, along
 
 State = tuple[optax.OptState, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Backtracking:
-    r"""Armijo's line search: the first of $1, s, s^2, \dots$ that lowers the objective enough.
-
-    A step $\alpha$ along $e$ is enough if $f(\theta + \alpha e) \le f(\theta) + c\,\alpha \langle
-    g, e\rangle$. If none of `max_tries` is, or $e$ is no descent direction, $\alpha = 0$.
-
-    - `slope`: $c$, in (0, 1). `shrink`: $s$, in (0, 1). `max_tries`: at least 1.
-    """
-
-    slope: float = 1e-4
-    shrink: float = 0.5
-    max_tries: int = 6
-
-    def __post_init__(self) -> None:
-        for name in ("slope", "shrink"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be between 0 and 1.")
-        check_integer("max_tries", self.max_tries, 1)
-
-    def __call__(
-        self, f: Callable[[PyTree], Array], params: PyTree, value: Array, slope: Array, e: PyTree
-    ) -> tuple[Array, Array]:
-        """The step length along `e`, and how often `f` was evaluated.
-
-        `value` is `f(params)`, `slope` the inner product of its gradient with `e`.
-        """
-
-        def fails(alpha: Array, new: Array) -> Array:
-            return ~(new <= value + self.slope * alpha * slope)  # also if not a number
-
-        def again(state: tuple[Array, Array, Array]) -> Array:
-            alpha, new, tries = state
-            return fails(alpha, new) & (tries < self.max_tries) & (slope < 0)
-
-        def shorter(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            alpha, _, tries = state
-            alpha = jnp.where(tries == 0, 1.0, alpha * self.shrink).astype(value.dtype)
-            return alpha, f(_along(params, alpha, e)), tries + 1
-
-        start = jnp.zeros_like(value), jnp.full_like(value, jnp.inf), jnp.zeros((), int)
-        alpha, new, tries = jax.lax.while_loop(again, shorter, start)
-        return jnp.where(fails(alpha, new), 0, alpha), tries
 
 
 class MGOPTInfo(NamedTuple):
@@ -117,8 +73,10 @@ class MGOPT:
     - `restriction`: of the weights: `"average"` or `"injection"`, as in `restrict_layers`.
         Gradients are restricted by the transposed prolongation.
     - `coarse_state`: where a coarse level's optimiser starts: `"restrict"`, from the finer level's
-        state (the coarse gradient is the restricted one there), or `"keep"`, from where it was
-        left in the step before.
+        state (the coarse gradient is the restricted one there); `"exchange"`, so, and the finer
+        level goes on from the coarse one's, prolonged, unless the correction is rejected;
+        `"keep"`, from where it was left in the step before. With Adam `"restrict"` needed least
+        work where it was measured (`examples/sine.py`).
     - `line_search`: how the corrections' lengths are found.
     - `layered`: which weights have a layer axis, as in `prolong_layers`.
     - `min_layers`: fewest layers that a coarse level may have.
@@ -287,7 +245,7 @@ def _cycle(
     e = method.prolong(_tree.sub(below.params, low), layers)
     slope = _inner(known.gradient, e)
     length, tries = method.line_search(objective, params, known.value, slope, e)
-    params = _along(params, length, e)
+    params = along(params, length, e)
     if method.coarse_state == "exchange":
         newer = _depth.prolong_optimizer_state(
             method._optimizers[level + 1],
@@ -339,13 +297,6 @@ def _smooth(
         at, values = jax.lax.scan(evaluate_and_step, at, None, length=evaluations)
         first = values[0] if first is None else first
     return at[0], at[1], first, evaluations
-
-
-def _along(params: PyTree, alpha: Array, e: PyTree) -> PyTree:
-    """`params + alpha e`, exactly `params` where alpha is 0, whatever `e` is."""
-    return jax.tree.map(
-        lambda p, d: jnp.where(alpha == 0, p, p + (alpha * d).astype(p.dtype)), params, e
-    )
 
 
 def _inner(x: PyTree, y: PyTree) -> Array:
