@@ -76,6 +76,8 @@ def mesh_shape(text):
 def make_mesh(options):
     """A mesh of layer x batch devices: virtual ones on the CPU, unless XLA_FLAGS has its own."""
     count = int(np.prod(options.mesh))
+    # XLA's threads: those that wait for another device's message must leave some for its products.
+    os.environ.setdefault("NPROC", str(2 * count))
     jax.config.update("jax_platforms", "cpu")
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", count)
