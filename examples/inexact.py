@@ -103,14 +103,15 @@ def draw(path, records, decisions):
         "serial": {"color": "black", "ls": "--", "lw": 1.2},
     }
     titles = "True loss", "Norm of the true gradient"
-    for column, (axes, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True), 1):
+    both = figure.subplots(1, 2)
+    for column, (axes, title) in enumerate(zip(both, titles, strict=True), 1):
         for mode, record in records.items():
             axes.plot(record[:, 0], record[:, column], label=NAMES[mode], **styles[mode])
         for d in (d for d in decisions if d.action != "keep"):
             axes.axvline(d.step, color="#0072B2", ls=":", lw=1)
         axes.set(title=title, xlabel="step (dotted: the control raises)", yscale="log")
         axes.grid(alpha=0.3)
-    axes.legend()
+    both[0].legend()
     figure.savefig(path, dpi=150)
 
 

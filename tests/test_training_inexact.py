@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import jax
@@ -83,7 +84,7 @@ def test_ladder_climbs_to_exact():
     assert [c.cf_relax for c in forward] == [0, 1, 1, 1, 1]
     assert [c.max_iters for c in forward[:-1]] == [1, 1, 2, 4] and rungs[-1].serial
     errors = [relative_error(gradient(s), exact_gradient()) for s in solver_ladder(ONE, layers=N)]
-    assert all(a > b for a, b in zip(errors, errors[1:], strict=False)) and errors[-1] < 1e-12
+    assert all(a > b for a, b in itertools.pairwise(errors)) and errors[-1] < 1e-12
     assert solver_ladder(SERIAL, layers=1) == (Solvers(SERIAL, SERIAL),)
 
 

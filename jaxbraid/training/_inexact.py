@@ -276,17 +276,16 @@ class InexactnessControl:
         self, state: ControlState, step: int, estimate: GradientError
     ) -> tuple[ControlState, Decision]:
         """The state after an estimate at `step`, and what was decided."""
-        values = GradientError(*(float(x) for x in estimate))
+        relative, cosine, norm, noise = (float(x) for x in estimate)
         last = len(self.ladder) - 1
-        against = values.noise / values.norm if values.noise > 0 else 0.0
-        harm = values.relative / max(1.0, against)
+        harm = relative / max(1.0, noise / norm if noise > 0 else 0.0)
         if harm <= self.tol:
             rung = state.rung
         else:
             rung = min(state.rung + 1, last) if math.isfinite(harm) else last
         raised = rung > state.rung
         action = ("serial" if self.ladder[rung].serial else "raise") if raised else "keep"
-        decision = Decision(step, *values, action, rung)
+        decision = Decision(step, relative, cosine, norm, noise, action, rung)
         wait = 0 if raised else self.every
         return ControlState(rung, step + wait, (*state.decisions, decision)), decision
 
