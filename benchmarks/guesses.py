@@ -3,10 +3,10 @@
     python benchmarks/guesses.py
 
 A network of 32 layers (width 32, two levels, factor 4, F-relaxation) is trained serially by Adam.
-At some epochs the table gives, for each way to start MGRIT, the residual relative to the norm of all
-states at the start and after 1 and 2 iterations, and the iterations to 1e-4; means over the batches
-of the epoch. The coarse solve (nested iteration) costs a coarse solve and a V-cycle on coarser
-levels more than a guess does.
+At some epochs the table gives, for each way to start MGRIT, the residual relative to the norm of
+all states at the start and after 1 and 2 iterations, and the iterations to 1e-4; means over the
+batches of the epoch. The coarse solve (nested iteration) costs more than a guess: a sequential
+solve of the coarsest level, and with more than two levels V-cycles on the way up.
 """
 
 from __future__ import annotations

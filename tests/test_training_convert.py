@@ -37,13 +37,15 @@ class Block(nnx.Module):
 
 
 class Model(nnx.Module):
-    def __init__(self, stack):
+    def __init__(self, stack, also=()):
         self.stack = stack
-        self.also = nnx.List([stack])  # the same stack a second time
+        self.also = nnx.List(also)
         self.close = nnx.Linear(WIDTH, 2, rngs=nnx.Rngs(3))
 
     def __call__(self, x, side):
-        return self.close(self.also[0](self.stack(x, side=side), side=side))
+        for stack in (self.stack, *self.also):
+            x = stack(x, side=side)
+        return self.close(x)
 
 
 def double(module):
@@ -73,7 +75,8 @@ def close(a, b, rtol=1e-11):
 
 def test_serial_network_has_the_same_outputs_gradients_statistics_and_masks():
     """Training mode, twice, so that statistics and PRNG counters have moved on alike."""
-    model = double(Model(make_stack()))
+    stack = make_stack()
+    model = double(Model(stack, [stack]))  # the same stack twice
     serial = to_serial(model)
     assert isinstance(serial.stack, SerialStack) and serial.also[0] is serial.stack
     assert isinstance(model.stack, ParallelStack), "the model itself stays as it is"
@@ -152,6 +155,20 @@ def test_what_cannot_be_converted_is_named():
     )
     with pytest.raises(ValueError, match=r"blocks\[1\] differs"):
         to_parallel(serial)
+
+
+def test_stacks_in_dicts_lists_and_modules_of_modules():
+    stacks = [ParallelStack(lambda r: nnx.Linear(3, 3, rngs=r), N, rngs=nnx.Rngs(0)) for _ in "ab"]
+    model = nnx.Sequential(nnx.Dict(inner=stacks[0])["inner"], nnx.Sequential(stacks[1]))
+    model.extra = nnx.Dict(one=stacks[0])
+    serial = to_serial(model)
+    kinds = [type(m) for _, m in nnx.iter_modules(serial)]
+    assert kinds.count(SerialStack) == 2 and ParallelStack not in kinds
+    assert serial.extra["one"] is serial.layers[0]
+    model.extra = nnx.data((stacks[0], stacks[1]))
+    model.layers = nnx.List([])
+    with pytest.raises(TypeError, match="is in a tuple"):
+        to_serial(model)
 
 
 # --------------------------------------------------------------------- checkpoints

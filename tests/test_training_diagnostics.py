@@ -100,10 +100,8 @@ def test_norms_of_the_stacks_in_a_model_and_a_training_step_that_knows_nothing_o
 def test_table_and_plot(tmp_path):
     found = diagnose(make_model(), model_loss, X)["layers.1"]
     assert found.table().row_count == N and found.table(rows=3).row_count == 3
-    console = Console(width=120, record=True, quiet=True)
+    console = Console(width=120)
     with console.capture() as captured:
-        Console(width=120, file=console.file)
-        console.quiet = False
         console.print(found.table())
     assert f"{norms(truth()[0])[0]:.3g}" in captured.get()
     figure = found.plot()

@@ -40,7 +40,8 @@ class SerialStack(nnx.Module):
         synced: bool = False,
     ):
         self.blocks = nnx.List(blocks)
-        self.t_final, self.form, self.synced = t_final, form, synced
+        self.t_final, self.synced = t_final, synced
+        self.form: Form = form
 
     def __call__(self, x: PyTree, *, side: PyTree | None = None) -> PyTree:
         """The output of the last block for the input `x`, with the shapes of `x`."""
@@ -100,7 +101,7 @@ def _unstacked(stack: ParallelStack) -> SerialStack:
     blocks = [block(n) for n in range(stack.layers)]
     synced = False
     for _, module in (pair for b in blocks for pair in nnx.iter_modules(b)):
-        if options.batch_axis is not None and hasattr(module, "axis_name"):
+        if options.batch_axis is not None and isinstance(module, nnx.BatchNorm):
             synced = synced or module.axis_name == options.batch_axis
             module.axis_name = None
     return SerialStack(blocks, options.t_final, options.form, synced)
@@ -187,6 +188,8 @@ def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -
     model = nnx.clone(model)
     if isinstance(model, kind):
         return make(model)
+    nodes = list(nnx.iter_graph(model))
+    found = {path: m for path, m in nodes if isinstance(m, kind)}
     done: dict[int, Any] = {}
 
     def new(old: Any) -> Any:
@@ -194,7 +197,9 @@ def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -
             done[id(old)] = make(old)
         return done[id(old)]
 
-    for _, parent in list(nnx.iter_graph(model)):
+    for path, parent in nodes:
+        if any(path[: len(p)] == p for p in found):  # what is in such a module stays
+            continue
         if isinstance(parent, nnx.List | list):
             for i, child in enumerate(parent):
                 if isinstance(child, kind):
@@ -205,8 +210,9 @@ def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -
             for name, child in list(vars(parent).items()):
                 if isinstance(child, kind):
                     setattr(parent, name, new(child))
-    left = [path for path, m in nnx.iter_graph(model) if isinstance(m, kind)]
-    if left:
-        where = ".".join(map(str, left[0]))
-        raise TypeError(f"model: the {kind.__name__} at {where} is in a tuple: use a nnx.List.")
+    for path, m in found.items():
+        inner = any(path[: len(p)] == p for p in found if p != path)
+        if id(m) not in done and not inner:
+            where = ".".join(map(str, path))
+            raise TypeError(f"model: the {kind.__name__} at {where} is in a tuple: use a nnx.List.")
     return model

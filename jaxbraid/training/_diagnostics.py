@@ -143,14 +143,7 @@ def diagnose(model: nnx.Module, loss: Callable[..., Any], *batch: PyTree) -> dic
         return _layer_norms(nnx.to_pure_dict(nnx.state(recorder.stack.blocks, nnx.Param)))
 
     return {
-        name: Diagnostics(
-            *seen[name][:2],
-            records[name].norms,
-            of(recorder),
-            of(gradients[name]),
-            seen[name][2],
-            records[name],
-        )
+        name: _made(seen[name], of(recorder), of(gradients[name]), records[name])
         for name, recorder in recorders.items()
     }
 
@@ -167,8 +160,12 @@ def diagnose_net(
 
     differentiate = jax.grad(value, argnums=(0, 1), has_aux=True, allow_int=True)
     (grads, record), seen = differentiate(net.params, net.adjoint_probe())
-    weights = _layer_norms(net.params)
-    return Diagnostics(*seen[:2], record.norms, weights, _layer_norms(grads), seen[2], record)
+    return _made(seen, _layer_norms(net.params), _layer_norms(grads), record)
+
+
+def _made(seen: Any, weights: Any, gradients: Any, record: AdjointStats) -> Diagnostics:
+    states, increments, stats = seen
+    return Diagnostics(states, increments, record.norms, weights, gradients, stats, record)
 
 
 class _Log:

@@ -91,9 +91,11 @@ def solver_ladder(
 
 
 def _relaxed(config: MGRIT) -> MGRIT:
-    nu = config.cf_relax
-    more = tuple(max(1, n) for n in nu) if isinstance(nu, tuple) else max(1, nu)
-    return config if config.levels == 1 else dataclasses.replace(config, cf_relax=more)
+    if config.levels == 1:
+        return config
+    more = [max(1, config.at("cf_relax", level)) for level in range(config.levels - 1)]
+    same = isinstance(config.cf_relax, int)
+    return dataclasses.replace(config, cf_relax=more[0] if same else more)
 
 
 def _is_exact(config: MGRIT, layers: int) -> bool:

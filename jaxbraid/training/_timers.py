@@ -114,7 +114,7 @@ def time_parts(
     given = [jax.device_put((diff, params), p.input_shardings[0]) for p in programs]
     runs = [lambda p=p, g=g: p(*g) for p, g in zip(programs, given, strict=True)]
     forward, first, whole = turns(runs, repeats)
-    shares = [_share(runs[i], programs[i].as_text()) for i in (0, 2)]
+    shares = [_share(runs[i], programs[i].as_text() or "") for i in (0, 2)]
     return Timings(forward, max(0.0, first - forward), max(0.0, whole - first), *shares)
 
 
