@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxbraid import MGRIT
 from jaxbraid.flax.nnx import ParallelStack
+from jaxbraid.nn import SplineStack
 from jaxbraid.training import SerialStack, restore_training, save_training, to_parallel, to_serial
 from nets import mesh_of
 
@@ -119,6 +120,33 @@ def test_from_a_mesh_to_one_device_and_back():
     back = to_parallel(serial, forward=EXACT, **mesh)
     assert back.blocks.norm.axis_name == "data" and serial.blocks[0].norm.axis_name is None
     np.testing.assert_allclose(back(X, side=SIDE), stack(X, side=SIDE), rtol=1e-11)
+
+
+class Driven(nnx.Module):
+    """A block with an input of its own in each layer, and time."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x, t, inputs):
+        return jnp.tanh(self.linear(x) + t * inputs)
+
+
+def test_inputs_of_layers_and_a_later_start():
+    stack = make_stack(Driven, t_start=0.5)
+    inputs = jax.random.normal(jax.random.key(2), (N, *X.shape))
+    serial = to_serial(stack)
+    expected = stack(X, inputs=inputs)
+    np.testing.assert_allclose(serial(X, inputs=inputs), expected, rtol=1e-11)
+    back = to_parallel(serial, forward=EXACT)
+    np.testing.assert_array_equal(back(X, inputs=inputs), expected)
+
+
+def test_splines_become_the_layers_that_they_describe():
+    stack = double(SplineStack(Driven, N, rngs=nnx.Rngs(1), n_basis=3, degree=1, forward=EXACT))
+    inputs = jnp.ones((N, *X.shape))
+    got, expected = to_serial(stack)(X, inputs=inputs), stack(X, inputs=inputs)
+    np.testing.assert_allclose(got, expected, rtol=1e-11)
 
 
 def test_steps_and_half_precision():

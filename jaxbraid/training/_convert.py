@@ -28,7 +28,7 @@ class SerialStack(nnx.Module):
     **Arguments**
 
     - `blocks`: the modules.
-    - `t_final`, `form`: as in `jaxbraid.parallel_ode_net`.
+    - `t_final`, `t_start`, `form`: as in `jaxbraid.parallel_ode_net`.
     - `synced`: whether BatchNorm took statistics of the whole batch, on a mesh that split it.
     """
 
@@ -38,18 +38,25 @@ class SerialStack(nnx.Module):
         t_final: float = 1.0,
         form: Form = "field",
         synced: bool = False,
+        t_start: float = 0.0,
     ):
         self.blocks = nnx.List(blocks)
-        self.t_final, self.synced = t_final, synced
+        self.t_final, self.t_start, self.synced = t_final, t_start, synced
         self.form: Form = form
 
-    def __call__(self, x: PyTree, *, side: PyTree | None = None) -> PyTree:
-        """The output of the last block for the input `x`, with the shapes of `x`."""
-        dt = self.t_final / len(self.blocks)
+    def __call__(
+        self, x: PyTree, *, inputs: PyTree | None = None, side: PyTree | None = None
+    ) -> PyTree:
+        """The output of the last block for the input `x`, with the shapes of `x`.
+
+        `inputs` (leading axis N, one a layer) and `side` are those of a `ParallelODENet`.
+        """
+        dt = (self.t_final - self.t_start) / len(self.blocks)
         leaves = [a for a in jax.tree.leaves(x) if jnp.issubdtype(jnp.result_type(a), jnp.inexact)]
         real = jnp.finfo(jnp.result_type(*leaves)).dtype
         for n, block in enumerate(self.blocks):
-            given = {"t": jnp.asarray(n * dt), "dt": jnp.asarray(dt, real), "side": side}
+            t, own = self.t_start + n * dt, jax.tree.map(lambda a: a[n], inputs)  # noqa: B023
+            given = {"t": jnp.asarray(t), "dt": jnp.asarray(dt, real), "side": side, "inputs": own}
             value = block(x, **{k: given[k] for k in _block.extras(type(block).__call__)})  # pyright: ignore[reportCallIssue]
             x = value if self.form == "step" else jax.tree.map(_euler(dt), x, value)
         return x
@@ -70,7 +77,8 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
     It has the same outputs and gradients as the exact, sequential network
     (`model.set_attributes(serial=True)`), BatchNorm's statistics and PRNG streams are carried over.
     Where a mesh split the batch its parts drew dropout masks of their own, which one device does
-    not; and BatchNorm's `axis_name` is taken away.
+    not; and BatchNorm's `axis_name` is taken away. Of a `jaxbraid.nn.SplineStack` the blocks get
+    the parameters of the layers, which `to_parallel` does not turn back into splines.
 
     **Arguments**
 
@@ -93,6 +101,7 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
 
 def _unstacked(stack: ParallelStack) -> SerialStack:
     graph, state = nnx.split(stack.blocks)
+    state = stack._of_layers(state)  # of a spline: the layers' own parameters
     options = stack.options
 
     def block(n: int) -> Any:
@@ -104,7 +113,7 @@ def _unstacked(stack: ParallelStack) -> SerialStack:
         if options.batch_axis is not None and isinstance(module, nnx.BatchNorm):
             synced = synced or module.axis_name == options.batch_axis
             module.axis_name = None
-    return SerialStack(blocks, options.t_final, options.form, synced)
+    return SerialStack(blocks, options.t_final, options.form, synced, options.t_start)
 
 
 def to_parallel(
@@ -176,6 +185,7 @@ def _stacked(serial: SerialStack, options: dict[str, Any]) -> ParallelStack:
         n,
         rngs=nnx.Rngs(0),
         t_final=serial.t_final,
+        t_start=serial.t_start,
         form=serial.form,
         **options,
     )
