@@ -124,16 +124,15 @@ def test_3d_value_and_gradients(mesh, kind):
 def test_3d_error_falls_with_every_iteration(kind):
     """Of output and gradient, on three levels, the last with coarser voxels."""
     errors = []
-    make = functools.partial(block, convolutions=1)
+    make = functools.partial(block, kernel=(3, 1, 3), convolutions=1)
+    (_, (truth, _)), true_grads = value_and_grads(serial, stack_of(make))
     for iters in (1, 2, 4):
         config = MGRIT(levels=3, coarsening=M, max_iters=iters, cf_relax=(0, 1))
         stack = stack_of(make, forward=config, transfers=transfers(kind, (False, True)))
         (_, (y, _)), grads = value_and_grads(parallel, stack)
-        (_, (truth, _)), true_grads = expected(None, 1)
         errors.append([relative_error(y, truth), relative_error(grads[1], true_grads[1])])
     errors = np.array(errors)
     assert np.all(errors[1:] < errors[:-1])
-    assert np.all(errors[0] < 0.1)
     assert np.all(errors[-1] < 1e-11)
 
 

@@ -15,8 +15,8 @@ import compiler
 ROOT = Path(__file__).parents[1]
 
 
-def run(name, out):
-    env = os.environ | {"XLA_FLAGS": compiler.FLAGS}
+def run(name, out, flags=compiler.FLAGS):
+    env = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, ROOT / "examples" / f"{name}.py", "--quick", "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr

@@ -13,13 +13,17 @@ from test_examples import ROOT, run
 
 @pytest.mark.slow
 def test_layer_parallel_training_is_as_good_as_serial(tmp_path):
-    """With coarser voxels on the coarse level as well."""
-    text = run("shapes", tmp_path)
+    """With coarser voxels on the coarsest level as well.
+
+    Within 2 points: those of 800 solids that two trainings tell apart differ by about one. Here
+    matrix products take more time than compiling, so that is done as usual.
+    """
+    text = run("shapes", tmp_path, flags="")
     found = re.search(r"test accuracy +│ ([\d.]+)% +│ ([\d.]+)% +│ ([\d.]+)%", text)
     parallel, serial, coarser = map(float, found.groups())
-    assert abs(parallel - serial) <= 1
-    assert abs(coarser - serial) <= 1
-    assert serial > 85
+    assert abs(parallel - serial) <= 2
+    assert abs(coarser - serial) <= 2
+    assert serial > 90
 
 
 def test_solids(monkeypatch):
