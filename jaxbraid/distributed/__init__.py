@@ -14,6 +14,8 @@ in one process, too.
 from jaxbraid.distributed._arrays import gather as gather
 from jaxbraid.distributed._arrays import replicate as replicate
 from jaxbraid.distributed._arrays import shard_batch as shard_batch
+from jaxbraid.distributed._checkpoint import read_notes as read_notes
+from jaxbraid.distributed._checkpoint import read_shapes as read_shapes
 from jaxbraid.distributed._checkpoint import restore as restore
 from jaxbraid.distributed._checkpoint import save as save
 from jaxbraid.distributed._layers import global_layers as global_layers

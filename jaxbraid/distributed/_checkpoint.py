@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,7 +16,9 @@ from jaxtyping import PyTree
 from jaxbraid._options import check_integer
 
 
-def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = None) -> None:
+def save(
+    path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = None, notes: Any = None
+) -> None:
     """Write a checkpoint with Orbax, each process the parts on its devices; all must call it.
 
     It is there as a whole or not at all: it gets its name when all of it is written.
@@ -27,6 +31,7 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
         processes, its JAX arrays must be global (see `replicate`).
     - `layers`: the number of layers, if the tree holds leaves with slots after the last one
         (`global_layers`). Then it can be restored onto a mesh with another number of slots.
+    - `notes`: anything that JSON can hold, read again by `read_notes`.
 
     **Raises**
 
@@ -48,7 +53,7 @@ def save(path: str | os.PathLike[str], tree: PyTree, *, layers: int | None = Non
         raise FileExistsError(f"path={str(folder)!r} exists: checkpoints are not overwritten.")
     if jax.process_count() > 1:  # no process writes before all have looked
         multihost_utils.sync_global_devices("jaxbraid.distributed.save")
-    about = {"layers": layers, "slotted": slotted}
+    about = {"layers": layers, "slotted": slotted, "notes": notes}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         args = ocp.args.Composite(tree=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about))
         checkpointer.save(folder, args=args)
@@ -69,15 +74,8 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     `ImportError` without Orbax, `FileNotFoundError` if there is no checkpoint, `ValueError` naming
     the leaf if `like` does not describe what was saved.
     """
-    ocp, folder = _orbax(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"path={str(folder)!r}: there is no checkpoint.")
-    handler = ocp.CompositeCheckpointHandler(
-        tree=ocp.StandardCheckpointHandler(), about=ocp.JsonCheckpointHandler()
-    )
-    with ocp.Checkpointer(handler) as checkpointer:
-        args = ocp.args.Composite(about=ocp.args.JsonRestore())
-        about = checkpointer.restore(folder, args=args).about
+    with _reader(path) as (ocp, folder, checkpointer):
+        about = _about(ocp, folder, checkpointer)
         metadata = checkpointer.metadata(folder).item_metadata.tree
         saved = {k: v for k, v in _named_leaves(metadata) if hasattr(v, "shape")}
         wanted = dict(_named_leaves(like))
@@ -100,6 +98,50 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> PyTree:
         return repeat(a)
 
     return jax.tree_util.tree_map_with_path(fill, tree)
+
+
+def read_notes(path: str | os.PathLike[str]) -> Any:
+    """The `notes` that `save` was given, as JSON gives them back.
+
+    **Raises**
+
+    `ImportError` without Orbax, `FileNotFoundError` if there is no checkpoint.
+    """
+    with _reader(path) as (ocp, folder, checkpointer):
+        return _about(ocp, folder, checkpointer).get("notes")
+
+
+def read_shapes(path: str | os.PathLike[str]) -> PyTree:
+    """The tree that `save` was given, as nested dicts of `jax.ShapeDtypeStruct`.
+
+    **Raises**
+
+    `ImportError` without Orbax, `FileNotFoundError` if there is no checkpoint.
+    """
+    with _reader(path) as (_, folder, checkpointer):
+        metadata = checkpointer.metadata(folder).item_metadata.tree
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a,
+        metadata,
+        is_leaf=lambda a: hasattr(a, "shape"),
+    )
+
+
+@contextlib.contextmanager
+def _reader(path: str | os.PathLike[str]) -> Iterator[tuple[Any, Any, Any]]:
+    ocp, folder = _orbax(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path={str(folder)!r}: there is no checkpoint.")
+    handler = ocp.CompositeCheckpointHandler(
+        tree=ocp.StandardCheckpointHandler(), about=ocp.JsonCheckpointHandler()
+    )
+    with ocp.Checkpointer(handler) as checkpointer:
+        yield ocp, folder, checkpointer
+
+
+def _about(ocp: Any, folder: Any, checkpointer: Any) -> dict[str, Any]:
+    args = ocp.args.Composite(about=ocp.args.JsonRestore())
+    return checkpointer.restore(folder, args=args).about
 
 
 def _check_restorable(where: str, saved: Any, leaf: Any, about: dict[str, Any]) -> None:

@@ -13,8 +13,12 @@ BY_NAME = ("t", "dt", "side", "inputs")
 
 
 def extras(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of `t`, `dt`, `side` and `inputs` a block's `__call__` takes by name."""
-    return tuple(n for n in BY_NAME if n in inspect.signature(call).parameters)
+    """Which of `t`, `dt`, `side` and `inputs` a block's `__call__` takes by name.
+
+    The state is none of them, whatever it is called (in Flax's own layers, `inputs`).
+    """
+    own = list(inspect.signature(call).parameters)[2:]  # after self and the state
+    return tuple(n for n in BY_NAME if n in own)
 
 
 def signature(names: tuple[str, ...]) -> inspect.Signature:

@@ -26,7 +26,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-# From here on XLA's own convolution of images is faster forward (benchmarks/convolution.py).
+# From here on XLA's own convolution of images is faster forward.
 # Smaller states may be batched over layers (`MGRIT.batch_intervals`), which it is slow at.
 _XLA_CHANNELS = 16
 _XLA_NUMBERS = 8192
