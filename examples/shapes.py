@@ -11,7 +11,7 @@ lose is brought to the next interval by C-relaxation only. And the first two lev
 voxels, for the same reason: two levels, one of them coarser, converge far too slowly.
 
     python examples/shapes.py
-    python examples/shapes.py --coarsening injection    # or full_weighting, on --size 14 or 30
+    python examples/shapes.py --coarsening injection    # or full_weighting, on --size 14 or 22
     python examples/shapes.py --noise 0.3
     python examples/shapes.py --quick                   # 8^3 voxels, four classes
 
@@ -90,9 +90,9 @@ def main():
     parser = training.make_parser(__doc__, "shapes", layers=16, epochs=8, batch=16, rate=0.02)
     parser.set_defaults(factor=2)
     kinds = ("average_pooling", "full_weighting", "injection")
-    parser.add_argument("--size", type=training.positive, default=16, help="voxels an axis")
+    parser.add_argument("--size", type=training.positive, default=12, help="voxels an axis")
     parser.add_argument("--channels", type=training.positive, default=8)
-    parser.add_argument("--solids", type=training.positive, default=1200, help="to train with")
+    parser.add_argument("--solids", type=training.positive, default=1000, help="to train with")
     parser.add_argument("--classes", type=training.positive, default=8, help="of solids, 2 to 8")
     parser.add_argument("--noise", type=float, default=0.1, help="standard deviation")
     parser.add_argument("--coarsening", choices=kinds, default="average_pooling")
