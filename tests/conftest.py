@@ -12,5 +12,13 @@ if _DEVICES not in _flags:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs():
+    """Each holds memory maps, of which the system lends a process only so many (65530 on Linux)."""
+    yield
+    jax.clear_caches()
