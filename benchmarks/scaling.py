@@ -23,7 +23,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 import jaxbraid  # noqa: E402
-from jaxbraid import performance  # noqa: E402
+from jaxbraid import performance, plot  # noqa: E402
 from jaxbraid.performance import Cost, Machine  # noqa: E402
 
 LAYERS = 4096
@@ -97,9 +97,9 @@ def picture(path: str, scaling: dict, splits: dict) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
-    performance.plot(scaling, left)
+    plot.scaling(scaling, ax=left)
     left.set_title(f"training {LAYERS} layers, layers alone", fontsize="medium")
-    performance.plot(splits, right)
+    plot.scaling(splits, ax=right)
     for line, rows in zip(right.get_lines(), splits.values(), strict=False):
         line.set_xdata([p.parts for p in rows])
     right.relim()

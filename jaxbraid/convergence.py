@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from jaxtyping import ArrayLike
 
 from jaxbraid._options import check_integer
 
-__all__ = ["ConvergenceBound", "plot_bounds", "stability", "two_level_bound"]
+__all__ = ["ConvergenceBound", "stability", "two_level_bound"]
 
 Kind = Literal["sharp", "dobrev"]
 
@@ -263,65 +263,3 @@ def _dense_norms(
         e = np.where(lag >= 0, (lam_m[index] - mu[index]) * column[np.maximum(lag, 0)], 0)
         out[index] = np.linalg.norm(e, 2)
     return out
-
-
-# colours that differ for the colour-blind as well (Okabe and Ito), and lines that differ in print
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_LINES = ("-", "--", "-.", ":")
-
-
-def plot_bounds(
-    bounds: Mapping[str, ConvergenceBound],
-    x: ArrayLike | None = None,
-    *,
-    xlabel: str = "mode",
-    title: str = "",
-    path: Any = None,
-) -> Any:
-    r"""Draw convergence factors over modes, or over $z = a \Delta t$.
-
-    **Arguments**
-
-    - `bounds`: what to draw, by the labels of the legend; their modes are one axis each.
-    - `x`: real numbers, where each mode stands; by default its number, from 0. Positive ones over
-        more than two decades, such as $-z$, are drawn on a logarithmic axis.
-    - `xlabel`, `title`: texts.
-    - `path`: a file to save the picture to; the format follows from its name.
-
-    **Returns**
-
-    The Matplotlib figure. Matplotlib is imported here only.
-
-    **Raises**
-
-    `ValueError` if there is nothing to draw, or `x` and modes don't fit together.
-    """
-    from matplotlib.figure import Figure
-
-    if not bounds:
-        raise ValueError("bounds is empty: must have at least one ConvergenceBound.")
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for i, (label, bound) in enumerate(bounds.items()):
-        at = np.arange(bound.modes.size) if x is None else np.asarray(x)
-        if bound.modes.ndim != 1 or at.shape != bound.modes.shape or np.iscomplexobj(at):
-            raise ValueError(
-                f"bounds[{label!r}] has modes of shape {bound.modes.shape} and x shape {at.shape}: "
-                "must be one axis of the same length, x real."
-            )
-        axes.plot(
-            at,
-            bound.modes,
-            label=f"{label} (largest {bound.factor:.3g})",
-            color=_COLOURS[i % len(_COLOURS)],
-            linestyle=_LINES[i % len(_LINES)],
-        )
-    axes.axhline(1, color="0.6", linewidth=0.8)
-    axes.set(xlabel=xlabel, ylabel="convergence factor an iteration", title=title)
-    axes.set_yscale("log")
-    if x is not None and np.min(x) > 0 and np.max(x) > 100 * np.min(x):
-        axes.set_xscale("log")
-    axes.legend()
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxbraid
-from jaxbraid.convergence import ConvergenceBound, plot_bounds, stability, two_level_bound
+from jaxbraid.convergence import stability, two_level_bound
 
 ROUNDING = 1e-10
 
@@ -163,26 +163,6 @@ def test_runs_stay_below_and_reach_the_factor(problem, nu):
     np.testing.assert_allclose(np.linalg.norm(us[m::m], axis=0), sharp.modes, atol=1e-12)
 
 
-def test_plot(tmp_path):
-    z = -np.geomspace(1e-2, 1e2, 20)
-    bounds = {
-        kind: two_level_bound(
-            stability("BE", z), stability("BE", 4 * z), coarsening=4, steps=64, kind=kind
-        )
-        for kind in ("sharp", "dobrev")
-    }
-    figure = plot_bounds(bounds, -z, xlabel="-z", path=tmp_path / "bounds.png")
-    assert (tmp_path / "bounds.png").stat().st_size > 5000
-    (axes,) = figure.axes
-    assert (
-        axes.get_xlabel() == "-z"
-        and axes.get_xscale() == "log"
-        and len(axes.get_legend().get_texts()) == 2
-    )
-    np.testing.assert_array_equal(axes.lines[0].get_ydata(), bounds["sharp"].modes)
-    assert "largest of 20 modes" in str(bounds["sharp"])
-
-
 GOOD = dict(fine=0.5, coarse=0.1, coarsening=4, steps=64)
 
 
@@ -210,7 +190,3 @@ def test_errors_of_the_others():
         stability("RK5", 1.0)
     with pytest.raises(ValueError, match=r"shapes \(1, 1\) and \(2,\)"):
         stability(([[1]], [1, 1]), 1.0)
-    with pytest.raises(ValueError, match="bounds is empty"):
-        plot_bounds({})
-    with pytest.raises(ValueError, match=r"x shape \(3,\)"):
-        plot_bounds({"a": ConvergenceBound(np.ones(2), "sharp")}, np.ones(3))

@@ -212,14 +212,11 @@ def test_measure_gives_a_machine():
     assert predict(net.forward, 8, 2, measured, "training").seconds > 0
 
 
-def test_tables_and_plot():
+def test_tables():
     rows = choose(256, 8, machine())[:3]
     text = performance.table(rows)
     assert len(text.splitlines()) == 4
     assert "levels" in text
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    ax = performance.plot({"a": rows, "b": rows}, figure.subplots())
-    assert [line.get_label() for line in ax.get_lines()[:2]] == ["a", "b"]
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -27,5 +27,4 @@ from jaxbraid.performance._measure import measure as measure
 from jaxbraid.performance._predict import Prediction as Prediction
 from jaxbraid.performance._predict import predict as predict
 from jaxbraid.performance._show import describe as describe
-from jaxbraid.performance._show import plot as plot
 from jaxbraid.performance._show import table as table

@@ -1,10 +1,8 @@
-"""Predictions as text and as curves."""
+"""Predictions as text; `jaxbraid.plot.scaling` draws them."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from jaxbraid._options import MGRIT
 from jaxbraid.performance._predict import Prediction
@@ -46,39 +44,3 @@ def _unit(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
-
-
-def plot(curves: Mapping[str, Sequence[Prediction]], ax: Any = None) -> Any:
-    """Speed-up over devices, a curve for each name, in the matplotlib axes `ax` or new ones.
-
-    **Returns**
-
-    The axes.
-
-    **Raises**
-
-    `ImportError` where matplotlib is missing: install `jaxbraid[plot]`.
-    """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise ImportError("plot needs matplotlib: install jaxbraid[plot].") from e
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-    # Okabe and Ito's colours, which the colour-blind tell apart, and marks and dashes besides
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-    styles = zip(itertools.cycle(colours), itertools.cycle("os^Dv"), itertools.cycle(("-", "--")))
-    for (name, row), (colour, mark, line) in zip(curves.items(), styles, strict=False):
-        devices = [p.devices * p.parts for p in row]
-        speedup = [p.speedup for p in row]
-        ax.plot(devices, speedup, color=colour, marker=mark, ls=line, ms=4, label=name)
-    ax.axhline(1, color="0.6", lw=0.8)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ax.set_xlabel("devices")
-    ax.set_ylabel("speed-up over sequential stepping")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(lambda v, _: f"{v:g}")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize="small")
-    return ax

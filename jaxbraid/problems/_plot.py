@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxbraid.plot import _style
+
 KINDS = ("series", "phase", "image", "snapshots")
-# Okabe and Ito's colours, which the colour-blind tell apart; lines differ in style, too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLES = ("-", "--", "-.", ":")
 LINES = 6  # components that a time series shows at most
 TIMES = 4  # snapshots
 
@@ -51,21 +50,12 @@ def draw(name: str, picture: Picture, ts: np.ndarray, us: Any, path: Any, kind: 
         raise ValueError(
             f"us has shape {values.shape}: its leading axis must be the number of times, {len(ts)}."
         )
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise ImportError(
-            'pictures need matplotlib, which `pip install "jaxbraid[plot]"` brings.'
-        ) from e
-    size = (10, 3.6) if kind == "snapshots" else (7, 4.5)
-    figure = Figure(figsize=size, layout="constrained")  # no window, no global state
+    figure = _style.new_figure(*((10, 3.6) if kind == "snapshots" else (7, 4.5)))
     {"series": _series, "phase": _phase, "image": _image, "snapshots": _snapshots}[kind](
         figure, picture, ts, values
     )
     figure.suptitle(name)
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
+    return _style.finished(figure, path)
 
 
 def _components(picture: Picture, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -79,9 +69,9 @@ def _components(picture: Picture, values: np.ndarray) -> tuple[np.ndarray, tuple
 def _series(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray) -> None:
     columns, labels = _components(picture, values)
     ax = figure.subplots()
-    for i in range(min(LINES, columns.shape[1])):
-        style = STYLES[i % len(STYLES)]
-        ax.plot(ts, columns[:, i], style, color=COLOURS[i % len(COLOURS)], label=labels[i])
+    shown = zip(columns.T[:LINES], labels, _style.line_styles(marks=False), strict=False)
+    for values, label, style in shown:
+        ax.plot(ts, values, label=label, **style)
     ax.set(xlabel="t")
     ax.legend()
 
@@ -93,8 +83,8 @@ def _phase(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray) ->
     # of three components (Lorenz) the first and last show most of the shape
     second = 2 if columns.shape[1] == 3 else 1
     ax = figure.subplots()
-    ax.plot(columns[:, 0], columns[:, second], color=COLOURS[0], lw=1)
-    ax.plot(columns[0, 0], columns[0, second], "o", color=COLOURS[1], label=f"t = {ts[0]:g}")
+    ax.plot(columns[:, 0], columns[:, second], color=_style.BLUE, lw=1)
+    ax.plot(columns[0, 0], columns[0, second], "o", color=_style.ORANGE, label=f"t = {ts[0]:g}")
     ax.set(xlabel=labels[0], ylabel=labels[second])
     ax.legend()
 
@@ -104,7 +94,7 @@ def _image(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray) ->
         raise ValueError(f"kind='image': needs a state with one axis, not {values.ndim - 1}.")
     (name, x), *_ = picture.space.items() or [("index", np.arange(values.shape[1]))]
     ax = figure.subplots()
-    image = ax.pcolormesh(x, ts, values, cmap="viridis", shading="nearest", rasterized=True)
+    image = ax.pcolormesh(x, ts, values, cmap=_style.IMAGE, shading="nearest", rasterized=True)
     ax.set(xlabel=name, ylabel="t")
     figure.colorbar(image, label=picture.labels[0])
 
@@ -119,7 +109,7 @@ def _snapshots(figure: Any, picture: Picture, ts: np.ndarray, values: np.ndarray
     image = None
     for ax, i in zip(axes, np.linspace(0, len(ts) - 1, TIMES).astype(int), strict=True):
         # states are indexed [x, y], images by rows
-        image = ax.pcolormesh(x, y, values[i].T, vmin=low, vmax=high, cmap="viridis")
+        image = ax.pcolormesh(x, y, values[i].T, vmin=low, vmax=high, cmap=_style.IMAGE)
         ax.set(title=f"t = {ts[i]:.4g}", xlabel=names[0], aspect="equal")
     axes[0].set(ylabel=names[1])
     figure.colorbar(image, ax=list(axes), label=picture.labels[0])

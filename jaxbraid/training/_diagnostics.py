@@ -16,11 +16,10 @@ from rich.table import Table
 from jaxbraid import _tree
 from jaxbraid._ode_net import ParallelODENet
 from jaxbraid._stats import AdjointStats, Stats
+from jaxbraid.plot import depth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # told apart by the colour-blind, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,37 +66,8 @@ class Diagnosis:
         return table
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """States, adjoints and weights across depth; written to `path` if given.
-
-        Needs Matplotlib, `pip install "jaxbraid[plot]"`.
-        """
-        from matplotlib.figure import Figure
-
-        panels = [
-            ("States", {"state": (self.states, _BLUE), "increment": (self.increments, _ORANGE)}),
-            ("Weights", {"weights": (self.weights, _GREEN)}),
-        ]
-        if self.adjoints is not None:
-            panels.insert(1, ("Adjoint states", {"adjoint": (self.adjoints, _ORANGE)}))
-        figure = Figure(figsize=(4 * len(panels), 3.2), layout="constrained")
-        for axes, (title, lines) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-            for label, (values, color) in lines.items():
-                axes.plot(
-                    values, color=color, label=label, ls="--" if label == "increment" else "-"
-                )
-            axes.set(title=title, xlabel="layer", ylabel="2-norm over the batch")
-            if np.all(self._positive(lines)):
-                axes.set_yscale("log")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.grid(alpha=0.3)
-            axes.legend()
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    @staticmethod
-    def _positive(lines: dict[str, tuple[np.ndarray, str]]) -> list[bool]:
-        return [bool(np.all(np.isfinite(v) & (v > 0))) for v, _ in lines.values()]
+        """States, adjoints and weights across depth, by `jaxbraid.plot.depth`."""
+        return depth(self, path=path)
 
 
 def diagnose(
