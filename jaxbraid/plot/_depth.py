@@ -26,7 +26,7 @@ def depth(found: Diagnosis, *, title: str = "", path: Any = None) -> Figure:
     **Returns**
 
     The Matplotlib figure: a panel each for states, adjoints (with a loss) and weights; logarithmic
-    axes where all norms are positive.
+    axes where norms are positive and span more than a decade.
     """
     state = {"color": _style.BLUE, "label": "state"}
     increment = {"color": _style.ORANGE, "label": "increment", "linestyle": "--"}
@@ -41,7 +41,8 @@ def depth(found: Diagnosis, *, title: str = "", path: Any = None) -> Figure:
         for values, style in lines:
             ax.plot(values, **style)
         ax.set(title=name, xlabel="layer", ylabel="2-norm over the batch")
-        if all(bool(np.all(np.isfinite(v) & (v > 0))) for v, _ in lines):
+        every = np.concatenate([values for values, _ in lines])
+        if np.min(every) > 0 and np.max(every) > 10 * np.min(every):
             ax.set_yscale("log")
         _style.whole_numbers(ax.xaxis)
         ax.grid(alpha=0.3)
