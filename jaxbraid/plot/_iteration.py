@@ -157,5 +157,5 @@ def iterates(
         ax.plot(times, np.asarray(truth), "k--", lw=1, label="exact")
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
     ax.grid(alpha=0.3)
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return _style.finished(ax.figure, path)
