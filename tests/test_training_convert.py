@@ -199,6 +199,16 @@ def test_stacks_in_dicts_lists_and_modules_of_modules():
         to_serial(model)
 
 
+def test_stacks_within_blocks_stay():
+    def inner(rngs):
+        return ParallelStack(lambda r: nnx.Linear(3, 3, rngs=r), 3, rngs=rngs, forward=EXACT)
+
+    stack = ParallelStack(inner, N, rngs=nnx.Rngs(0), forward=EXACT)
+    serial = to_serial(stack)
+    assert all(isinstance(block, ParallelStack) for block in serial.blocks)
+    np.testing.assert_allclose(serial(X.astype("f")), stack(X.astype("f")), rtol=1e-5)
+
+
 # --------------------------------------------------------------------- checkpoints
 
 

@@ -10,8 +10,8 @@ from flax import nnx
 from jaxbraid import _check
 from jaxbraid._ode_net import FORWARD, default_adjoint
 from jaxbraid._options import MGRIT, check_integer
-from jaxbraid.flax.nnx import ParallelStack
 from jaxbraid.performance._show import describe
+from jaxbraid.training._stacks import stacks_of
 
 
 class Solvers(NamedTuple):
@@ -114,10 +114,7 @@ def set_solvers(model: nnx.Module, forward: MGRIT, adjoint: MGRIT | None = None)
     _check.config("forward", forward)
     adjoint = default_adjoint(forward, adjoint)
     _check.config("adjoint", adjoint)
-    stacks = [m for _, m in nnx.iter_modules(model) if isinstance(m, ParallelStack)]
-    if not stacks:
-        raise ValueError(f"model: there is no ParallelStack in {type(model).__name__}.")
-    for stack in stacks:
+    for stack in stacks_of(model).values():
         stack.serial = stack.options.transfers is not None and forward.levels == 1
         if not stack.serial:
             stack.options = dataclasses.replace(stack.options, forward=forward, adjoint=adjoint)
