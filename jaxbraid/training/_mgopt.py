@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxbraid import _tree
-from jaxbraid._options import check_integer
+from jaxbraid._options import check_choice, check_integer
 from jaxbraid.training import _depth
 from jaxbraid.training._depth import Layered, Order
 from jaxbraid.training._line_search import Backtracking, along
@@ -113,9 +113,9 @@ class MGOPT:
             check_integer(name, getattr(self, name), least)
         if self.pre + self.post < 1:
             raise ValueError(f"pre={self.pre}, post={self.post}: one of them must be at least 1.")
-        _depth.check_choice("order", self.order, ("constant", "linear"))
-        _depth.check_choice("restriction", self.restriction, ("average", "injection"))
-        _depth.check_choice("coarse_state", self.coarse_state, ("restrict", "keep"))
+        check_choice("order", self.order, ("constant", "linear"))
+        check_choice("restriction", self.restriction, ("average", "injection"))
+        check_choice("coarse_state", self.coarse_state, ("restrict", "keep"))
         for m in self._factors:
             check_integer("coarsening", m, 2)
         for name, given, need in (
