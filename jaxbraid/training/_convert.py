@@ -71,6 +71,10 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
     not; and BatchNorm's `axis_name` is taken away. Of a `jaxbraid.nn.SplineStack` the blocks get
     the parameters of the layers, which `to_parallel` does not turn back into splines.
 
+    A Linen model makes its stacks when it is called, so nothing can take their place; but there
+    `ParallelStack(..., serial=True)` has the same variables, and a plain `block.apply` takes those
+    of layer n: `jax.tree.map(lambda a: a[n], variables["params"]["stack"]["blocks"])`.
+
     **Arguments**
 
     - `model`: a module that holds stacks, or is one; it stays as it is.
@@ -79,7 +83,7 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
 
     **Raises**
 
-    `TypeError` if a stack is in a tuple, where it cannot be replaced.
+    `TypeError` if the model is no NNX module, or if a stack is in a tuple: it cannot be replaced.
     """
     serial = replaced(model, ParallelStack, _unstacked)
     state = nnx.state(serial)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flax import nnx
+from flax import linen, nnx
 
 from jaxbraid.flax.nnx import ParallelStack
 
 
 def stacks_of(model: nnx.Module) -> dict[str, ParallelStack]:
     """All `ParallelStack`s in a model, or the one that it is, by their paths."""
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model={model!r}: must be a Flax NNX module.")
+    _check_model(model)
     found = {
         "/".join(map(str, path)): module
         for path, module in nnx.iter_modules(model)
@@ -29,6 +28,7 @@ def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -
 
     What is shared stays shared, and what lies within such a module stays as it is.
     """
+    _check_model(model)
     model = nnx.clone(model)
     nodes = list(nnx.iter_graph(model))
     found = [path for path, node in nodes if isinstance(node, kind)]
@@ -42,3 +42,15 @@ def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -
         return make(node) if isinstance(node, kind) and not inner else node
 
     return nnx.recursive_map(new, model, graph=True)
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, nnx.Module):
+        return
+    hint = ""
+    if isinstance(model, linen.Module):
+        hint = (
+            " Linen's ParallelStack is exact with serial=True and the same variables; those of "
+            "block n alone are the entries n of what is stacked under 'blocks'."
+        )
+    raise TypeError(f"model is a {type(model).__name__}: must be a Flax NNX module.{hint}")
