@@ -50,16 +50,16 @@ def dense(layers: int, width: int = 64, batch: int = 64, mesh: Any = None) -> Ne
     return _stack(dense_layer, layers, params, _normal(1, batch, width), mesh)
 
 
+def convolutions_layer(p: Any, x: Any) -> Any:
+    for one in p:
+        dims = ("NHWC", "HWIO", "NHWC")
+        y = conv_general_dilated(x, one["k"], (1, 1), "SAME", dimension_numbers=dims)
+        x = jax.nn.relu(y + one["b"])
+    return x
+
+
 def convolutions(channels: int, layers: int = 32, batch: int = 50, size: int = 28) -> Net:
     """Layers x + dt relu(K2 * relu(K1 * x + b1) + b2) with kernels three wide."""
-
-    def conv(x: Any, p: Any) -> Any:
-        dims = ("NHWC", "HWIO", "NHWC")
-        y = conv_general_dilated(x, p["k"], (1, 1), "SAME", dimension_numbers=dims)
-        return jax.nn.relu(y + p["b"])
-
-    def f(p: Any, x: Any) -> Any:
-        return conv(conv(x, p[0]), p[1])
 
     params = [
         {
@@ -68,7 +68,7 @@ def convolutions(channels: int, layers: int = 32, batch: int = 50, size: int = 2
         }
         for i in range(2)
     ]
-    return _stack(f, layers, params, _normal(2, batch, size, size, channels))
+    return _stack(convolutions_layer, layers, params, _normal(2, batch, size, size, channels))
 
 
 def gru(steps: int, batch: int, hidden: int = 100, features: int = 9, stacked: int = 2) -> Net:

@@ -47,7 +47,7 @@ def config(levels: int, iterations: int) -> MGRIT:
     return MGRIT(
         levels=levels,
         coarsening=4,
-        cf_relax=0 if levels == 2 else (0,) + (1,) * (levels - 2),
+        cf_relax=(0,) * (levels > 1) + (1,) * (levels - 2),
         max_iters=iterations,
         final_relax="FC",
     )
