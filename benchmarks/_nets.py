@@ -17,7 +17,7 @@ F32 = jnp.float32
 
 
 class Net(NamedTuple):
-    """`call(config, adjoint, params, x)` is the output, `params` and `x` what it is differentiated by."""
+    """`call(forward, adjoint, params, x)`: the output; it is differentiated by the last two."""
 
     layers: int
     params: Any

@@ -1,6 +1,6 @@
 """PyMGRIT's side of `peers`, in an environment of its own (NumPy below 2): prints JSON.
 
-    python benchmarks/_pymgrit_run.py {heat,brusselator,arenstorf} NT REPEATS
+python benchmarks/_pymgrit_run.py {heat,brusselator,arenstorf} NT REPEATS
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ def arenstorf(nt):
     return [fine, ArenstorfOrbit(t_interval=fine.t[::100])], {"tol": 1e-7}
 
 
+MAKERS = {"heat": heat, "brusselator": brusselator, "arenstorf": arenstorf}
+
+
 def main():
     name, nt, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     seconds = []
     for _ in range(repeats):
-        levels, options = {"heat": heat, "brusselator": brusselator, "arenstorf": arenstorf}[name](nt)
+        levels, options = MAKERS[name](nt)
         start = time.perf_counter()
         solver = Mgrit(problem=levels, cf_iter=1, logging_lvl=logging.ERROR, **options)
         solver.solve()

@@ -18,10 +18,11 @@ from torch import nn
 class Convolutions(nn.Module):
     def __init__(self, channels, layers=32, batch=50, size=28):
         super().__init__()
-        self.first = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(layers))
-        self.second = nn.ModuleList(
-            nn.Conv2d(channels, channels, 3, padding=1) for _ in range(layers)
-        )
+
+        def convolutions():
+            return nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(layers))
+
+        self.first, self.second = convolutions(), convolutions()
         self.shape = batch, channels, size, size
 
     def forward(self, x):

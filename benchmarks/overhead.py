@@ -162,6 +162,8 @@ def alone_run(case: Case, way: str, cycles: int) -> Callable[[], Any]:
 
 def rows(quick: bool) -> Iterator[Row]:
     for case in cases(quick):
+        if quick and case.nu:
+            continue
         ways = _bench.compare({w: alone_run(case, w, MORE) for w in WAYS}, quick, 2.0)
         way = min(ways, key=lambda w: ways[w].shortest)
         t = _bench.compare(

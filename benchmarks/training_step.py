@@ -7,8 +7,8 @@ A step is the value of a loss and its gradient by parameters and input: two forw
 one adjoint, m = 4, F-relaxation on the finest level (FCF on others). "serial" is the same with
 `MGRIT(levels=1)`. TorchBraid's figures are those recorded on a machine of this kind, forward and
 backward; times of this machine follow from PyTorch's serial step, recorded with them and run here
-as the yardstick. PyTorch steps through the same layers in turn; it runs where it can be imported, or by
-the interpreter that JAXBRAID_BENCH_TORCH names.
+as the yardstick. PyTorch steps through the same layers in turn; it runs where it can be imported,
+or by the interpreter that JAXBRAID_BENCH_TORCH names.
 
 What limits the first ratio is counted too: `evaluations` are those of a layer relative to a serial
 step, taking a layer's vjp for two evaluations, or for one where parameters are left out, and one
@@ -89,8 +89,10 @@ def torch_seconds(kind: str, sizes: tuple[int, ...], repeats: int) -> float | No
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    for name, make, sizes, levels, theirs, goal, recorded in CASES:
-        sizes = QUICK[make] if quick else sizes
+    for name, make, sizes, levels, theirs, goal, recorded in CASES[:: 2 if quick else 1]:
+        if quick:
+            sizes = QUICK[make]
+            name = f"{make.__name__} {sizes}"
         net = make(*sizes)
         forward, adjoint = config(levels, 2), config(levels, 1)
         runs = {
