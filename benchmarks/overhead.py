@@ -160,24 +160,27 @@ def alone_run(case: Case, way: str, cycles: int) -> Callable[[], Any]:
     return lambda: run(fine, coarse, together, us)
 
 
+def measured(case: Case, quick: bool) -> Row:
+    ways = _bench.compare({w: alone_run(case, w, MORE) for w in WAYS}, quick, 2.0)
+    way = min(ways, key=lambda w: ways[w].shortest)
+    t = _bench.compare(
+        {
+            "once": cycle_run(case, 1),
+            "more": cycle_run(case, 1 + MORE),
+            "steps": alone_run(case, way, MORE),
+        },
+        quick,
+    )
+    cycle = (t["more"].shortest - t["once"].shortest) / MORE
+    steps = t["steps"].shortest / MORE
+    note = f"steps alone: intervals {way}"
+    return _bench.at_most(case.name, {"cycle": cycle, "steps": steps}, cycle / steps, 1.2, note)
+
+
 def rows(quick: bool) -> Iterator[Row]:
     for case in cases(quick):
-        if quick and case.nu:
-            continue
-        ways = _bench.compare({w: alone_run(case, w, MORE) for w in WAYS}, quick, 2.0)
-        way = min(ways, key=lambda w: ways[w].shortest)
-        t = _bench.compare(
-            {
-                "once": cycle_run(case, 1),
-                "more": cycle_run(case, 1 + MORE),
-                "steps": alone_run(case, way, MORE),
-            },
-            quick,
-        )
-        cycle = (t["more"].shortest - t["once"].shortest) / MORE
-        steps = t["steps"].shortest / MORE
-        note = f"steps alone: intervals {way}"
-        yield _bench.at_most(case.name, {"cycle": cycle, "steps": steps}, cycle / steps, 1.2, note)
+        if case.nu == 0 or not quick:
+            yield measured(case, quick)
 
 
 if __name__ == "__main__":
