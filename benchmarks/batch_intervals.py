@@ -22,6 +22,9 @@ from benchmarks._bench import Row
 from benchmarks._nets import F32, convolutions, dense, gru, training_step
 from jaxbraid import MGRIT, problems
 
+LIMITS = """
+The rule knows the backend and the size of a state, not what a step does with it.
+"""
 CHOICES = ("all", 8, "one", "auto")
 
 

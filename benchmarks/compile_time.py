@@ -21,6 +21,11 @@ from benchmarks._bench import Row
 from benchmarks._nets import Net, convolutions, convolutions_layer, dense, dense_layer
 from benchmarks.training_step import config
 
+LIMITS = """
+A level compiles the layer several times: in its relaxation, in its right-hand side, in the sweep
+that keeps the points on the way up, and in nested iteration; the adjoint does the same with the
+layer's vjp. The gradient of a scan has the layer once and its vjp once.
+"""
 GROWTH = 1.1  # what "does not grow" allows: the times themselves vary so much
 
 

@@ -41,6 +41,12 @@ CASES = (
     ("convolutions, 4 channels", convolutions, (4,), 2, 0.187 + 0.230, 1.5, 0.055 + 0.165),
     ("convolutions, 32 channels", convolutions, (32,), 2, 3.1 + 2.6, 1.5, 0.71 + 1.54),
 )
+LIMITS = """
+MGRIT evaluates layers more often than a serial step; the notes say how many times, counted by the
+engine's own schedule. Where matrix products or convolutions take the time, an evaluation costs the
+same in a batch of intervals as alone, for every layer has weights of its own, so that number is the
+floor on one device; only layers that share weights, or are too small to fill the core, get below.
+"""
 QUICK = {dense: (16, 8, 8), gru: (16, 4, 8), convolutions: (2, 8, 4, 8)}
 
 
