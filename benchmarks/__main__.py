@@ -22,6 +22,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 
@@ -42,6 +43,9 @@ GOALS = {  # module: number of the goal
     "batch_intervals": 8,
     "gpu": 9,
 }
+
+
+PATIENCE = 600.0  # seconds without a row after which a benchmark is stopped
 
 
 @dataclasses.dataclass
@@ -70,11 +74,19 @@ def rows_of(name: str, quick: bool) -> Iterator[Row]:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=HERE.parent
         )
+        watch = threading.Timer(PATIENCE, process.kill)
+        watch.start()
         try:
             for line in process.stdout or ():
+                watch.cancel()
                 yield Row(**json.loads(line))
+                watch = threading.Timer(PATIENCE, process.kill)
+                watch.start()
+            process.wait()
         finally:
-            process.kill() if sys.exc_info()[0] else process.wait()
+            watch.cancel()
+            process.kill()  # if this was interrupted
+            process.wait()
         if process.returncode:
             errors.seek(0)
             last = (errors.read().strip().splitlines() or ["no message"])[-1]
@@ -141,6 +153,7 @@ def machine() -> list[str]:
 
 
 def markdown(results: list[Result], started: datetime.datetime, quick: bool) -> str:
+    results = sorted(results, key=lambda result: GOALS[result.name])
     took = sum(result.seconds for result in results) / 60
     lines = [
         "# Results of `make bench`",

@@ -105,6 +105,8 @@ def use(cores: int, devices: int = 1, x64: bool = False) -> None:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     if devices > 1:
         flags += f" --xla_force_host_platform_device_count={devices}"
+        # XLA's threads: where those that wait for another device are all, a run can stand still
+        os.environ.setdefault("NPROC", str(2 * devices))
     os.environ["XLA_FLAGS"] = flags.strip()
     jax.config.update("jax_enable_x64", x64)
 

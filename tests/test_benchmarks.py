@@ -64,6 +64,10 @@ def test_results_are_told_goal_by_goal(monkeypatch):
     rows = list(runner.rows_of("overhead", False))
     assert rows[0] == Row("case", "1 s", "2x", ">= 3x", False, "why")
     assert rows[1].met is False and rows[1].note == "no memory"
+    monkeypatch.setattr(runner, "PATIENCE", 0.1)
+    code = "import time; time.sleep(60)"
+    (row,) = runner.rows_of("overhead", False)
+    assert row.case == "overhead stopped" and row.met is False
     rows.append(Row("other", "", "1x", "", None))
     start = datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC)
     text = runner.markdown([runner.Result("overhead", rows, 60.0)], start, False)
