@@ -68,6 +68,7 @@ def test_results_are_told_goal_by_goal(monkeypatch):
     code = "import time; time.sleep(60)"
     (row,) = runner.rows_of("overhead", False)
     assert row.case == "overhead stopped" and row.met is False
+    monkeypatch.undo()
     rows.append(Row("other", "", "1x", "", None))
     start = datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC)
     text = runner.markdown([runner.Result("overhead", rows, 60.0)], start, False)
