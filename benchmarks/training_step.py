@@ -43,9 +43,10 @@ CASES = (
 )
 LIMITS = """
 MGRIT evaluates layers more often than a serial step; the notes say how many times, counted by the
-engine's own schedule. Where matrix products or convolutions take the time, an evaluation costs the
-same in a batch of intervals as alone, for every layer has weights of its own, so that number is the
-floor on one device; only layers that share weights, or are too small to fill the core, get below.
+engine's own schedule (a vjp taken for two evaluations, three where the layer is evaluated again for
+it: an estimate). Where matrix products or convolutions take the time, an evaluation in a batch of
+intervals costs about as much as alone, for every layer has weights of its own; the measured ratio
+is that number times what the notes say an evaluation costs.
 """
 QUICK = {dense: (16, 8, 8), gru: (16, 4, 8), convolutions: (2, 8, 4, 8)}
 
