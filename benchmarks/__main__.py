@@ -111,7 +111,8 @@ def measure(names: list[str], quick: bool, console: Console) -> list[Result]:
                 progress.update(task, description=f"{name}: {row.case}")
             result.seconds = time.perf_counter() - begin
             results.append(result)
-            progress.console.print(table(result.title, result.rows))
+            title = f"{result.title} ({result.seconds:.0f} s)"
+            progress.console.print(table(title, result.rows))
             progress.advance(task)
     return results
 
@@ -205,7 +206,8 @@ def main() -> None:
     started = datetime.datetime.now(datetime.UTC)
     results = measure(given.names or list(GOALS), given.quick, console)
     missed = [f"{r.title}: {row.case}" for r in results for row in r.rows if row.met is False]
-    console.print(f"{len(missed)} goals are not met" + ":" * bool(missed))
+    verdict = f"{len(missed)} goals are not met" + ":" * bool(missed)
+    console.print("A quick run judges no goal." if given.quick else verdict)
     for line in missed:
         console.print(f"  {line}", soft_wrap=True, highlight=False)
     if out is not None:
