@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.figure
 import numpy as np
+from gallery import shrink
 
 import jaxbraid
 from jaxbraid import MGRIT, plot, problems
@@ -69,6 +70,8 @@ def main():
     plot.iteration(sol, sol.ts[1:], xlabel="t", path=OUT / "iteration.png")
     plot.iterates(*iterates(), ylabel="angle", path=OUT / "iterates.png")
     plot.depth(network(), path=OUT / "depth.png")
+    for name in ("idea", "hierarchy", "residuals", "iteration", "iterates", "depth"):
+        shrink(OUT / f"{name}.png", OUT / f"{name}.png")
 
 
 if __name__ == "__main__":
