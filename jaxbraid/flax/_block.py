@@ -1,4 +1,4 @@
-"""What the NNX and Linen stacks share: how a block's signature becomes that of the engine's `f`."""
+"""What stacks share: how a block's signature becomes that of the engine's `f`, and blocks stacked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import nnx
 from jaxtyping import PyTree
 
 BY_NAME = ("t", "dt", "side", "inputs")
@@ -49,3 +50,16 @@ def check_shape(block: str, x: PyTree, value: PyTree) -> None:
         raise ValueError(
             f"{block} returns the shapes {shapes}: they must be those of its input, {given}."
         )
+
+
+def stacked_blocks(
+    make_block: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs
+) -> nnx.Module:
+    """`count` blocks as one module, whose variables have that as their leading axis."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return make_block(rngs)
+
+    return make(rngs)

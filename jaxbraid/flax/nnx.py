@@ -83,19 +83,6 @@ def _value(variable: Any) -> Any:
     return variable.get_value() if isinstance(variable, nnx.Variable) else variable
 
 
-def stacked_blocks(
-    make_block: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs
-) -> nnx.Module:
-    """`count` blocks as one module, whose variables have that as their leading axis."""
-
-    @nnx.split_rngs(splits=count)
-    @nnx.vmap(in_axes=(0,), out_axes=0)
-    def make(rngs: nnx.Rngs) -> nnx.Module:
-        return make_block(rngs)
-
-    return make(rngs)
-
-
 class ParallelStack(nnx.Module):
     r"""`layers` equal blocks, in parallel over layers: $x \leftarrow x + \Delta t\, b_n(x)$.
 
@@ -170,7 +157,7 @@ class ParallelStack(nnx.Module):
         self, make_block: Callable[[nnx.Rngs], nnx.Module], layers: int, rngs: nnx.Rngs
     ) -> nnx.Module:
         """One module with the variables of all blocks."""
-        return stacked_blocks(make_block, layers, rngs)
+        return _block.stacked_blocks(make_block, layers, rngs)
 
     def _of_layers(self, state: nnx.State) -> nnx.State:
         """The layers' variables from those of `blocks`: here the same."""

@@ -10,7 +10,8 @@ from flax import nnx
 
 from jaxbraid._layout import pad_to
 from jaxbraid._options import check_integer
-from jaxbraid.flax.nnx import ParallelStack, stacked_blocks
+from jaxbraid.flax._block import stacked_blocks
+from jaxbraid.flax.nnx import ParallelStack
 from jaxbraid.nn._spline import check_degree, spline_layers
 
 

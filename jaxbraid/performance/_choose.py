@@ -11,9 +11,11 @@ from jaxbraid._options import MGRIT, check_integer
 from jaxbraid.performance._machine import Machine
 from jaxbraid.performance._predict import Direction, Prediction, predict
 
-# How many iterations (forward, adjoint) a relaxation is taken to need where the caller doesn't say:
-# those of `parallel_ode_net` for FCF-relaxation, and one more without it.
 ITERATIONS: Mapping[int, tuple[int, int]] = {0: (3, 2), 1: (2, 1)}
+"""How many iterations, forward and adjoint, F- (0) and FCF-relaxation (1) are taken to need.
+
+That is where the caller does not say: those of `parallel_ode_net`, and one more without FCF.
+"""
 
 Iterations = Mapping[int, int | tuple[int, int]] | Callable[[MGRIT], int | tuple[int, int]]
 
