@@ -1,4 +1,6 @@
-"""Run the examples of docs/gallery.md, keep their pictures, small: python docs/gallery.py [name ...]
+"""Run the examples of docs/gallery.md and keep their pictures, small.
+
+    python docs/gallery.py [name ...]
 
 The command beside a picture on that page is the one that is run.
 """

@@ -1,7 +1,7 @@
 """MkDocs hooks: formulas become MathML, and links to files beside docs/ lead to copies of them.
 
-Browsers draw MathML by themselves: no script, no network. A link such as ../examples/digits.py is right in the
-repository; on the site the file is copied into source/.
+Browsers draw MathML by themselves: no script, no network. A link such as ../examples/digits.py is
+right in the repository; on the site the file is copied into source/.
 """
 
 import html

@@ -2,8 +2,9 @@
 
     python docs/run_blocks.py docs/choosing.md      # writes what they print into the page
 
-tests/test_docs.py compares them. A page is run in single precision unless it asks for double. A block behind
-`<!-- compiled only: why -->` is compiled and not run; one behind `<!-- long: ... -->` is not run by the tests.
+tests/test_docs.py compares them. A page is run in single precision unless it asks for double. A
+block behind `<!-- compiled only: why -->` is compiled and not run; one behind `<!-- long: ... -->`
+is not run by the tests.
 """
 
 from __future__ import annotations

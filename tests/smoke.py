@@ -1,6 +1,6 @@
-"""What a user does first, with jaxbraid as it is installed: `make dist` runs it in an empty environment.
+"""What a user does first, with jaxbraid as it is installed; run by `make dist`.
 
-No pytest and nothing of the source tree: python -I keeps both the current folder and this one off the path.
+The environment is empty, and `python -I` keeps the current folder and this one off the path.
 """
 
 import importlib

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import benchmark_table  # noqa: E402
 import run_blocks  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,7 +30,7 @@ def name_of(page: Path) -> str:
 
 
 def public_modules() -> dict[str, ast.Module]:
-    """All modules whose path has no underscore, from their sources: some need MPI to be imported."""
+    """Modules whose path has no underscore, from their sources: one needs MPI to be imported."""
     found = {}
     for path in sorted((ROOT / "jaxbraid").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -112,7 +113,7 @@ def docstring(name: str) -> str | None:
 
 
 def parameters(thing) -> set[str]:
-    """Of a function, or of what makes an instance of a class (Flax hides that behind its metaclass)."""
+    """Of a function, or of a class's `__init__` (Flax hides it behind its metaclass)."""
     made = thing.__init__ if inspect.isclass(thing) else thing
     try:
         return set(inspect.signature(made).parameters)
@@ -262,3 +263,11 @@ def test_every_public_function_is_used_in_an_example():
     used = used_names()
     functions = {n for n in PUBLIC if not of_mpi(n) and inspect.isfunction(resolve(n))}
     assert {n for n in functions if n.rpartition(".")[2] not in used} == set()
+
+
+def test_benchmarks_in_the_readme_are_those_of_the_results():
+    readme = (ROOT / "README.md").read_text()
+    assert benchmark_table.PLACE.findall(readme) == [benchmark_table.table()], (
+        "python docs/benchmark_table.py writes them anew"
+    )
+    assert benchmark_table.table().count("\n") == len(benchmark_table.ROWS) + 1, "a case is gone"

@@ -1,4 +1,4 @@
-"""What stacks share: how a block's signature becomes that of the engine's `f`, and blocks stacked."""
+"""What stacks share: a block's signature as that of the engine's `f`, and blocks stacked."""
 
 from __future__ import annotations
 
