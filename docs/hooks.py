@@ -43,7 +43,7 @@ def on_page_markdown(markdown, page, **_):
 
 def on_page_content(content, **_):
     def inline(match):
-        return convert(html.unescape(match[1]).strip())
+        return f'<span class="inline-formula">{convert(html.unescape(match[1]).strip())}</span>'
 
     def block(match):
         return f'<div class="formula">{convert(html.unescape(match[1]).strip(), "block")}</div>'
