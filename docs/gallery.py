@@ -18,7 +18,7 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 ROW = re.compile(r"\(images/(\w+)\.png\).*?`python (examples/\S+\.py.*?)`", re.S)
-WIDTH, COLOURS = 1000, 64
+WIDTH, COLOURS = 1000, 128
 
 
 def shrink(source: Path, target: Path) -> None:
