@@ -67,12 +67,25 @@ class Result:
         return " ".join(text.split()) if missed else ""
 
 
+# glibc gives freed memory back to the system, and every call of a large program faults it in again
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**33),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+
+
 def rows_of(name: str, quick: bool) -> Iterator[Row]:
     """The rows of one benchmark, as its process measures them."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *["--quick"] * quick]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=HERE.parent
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=HERE.parent,
+            env=MALLOC | os.environ,
         )
         watch = threading.Timer(PATIENCE, process.kill)
         watch.start()
@@ -166,7 +179,9 @@ def markdown(results: list[Result], started: datetime.datetime, quick: bool) -> 
         "",
         "Programs that are compared take turns in one process on one core unless the goal says "
         "otherwise; the shortest time of each counts, after compiling. Recorded times were taken "
-        "on another day on a machine of this kind.",
+        "on another day on a machine of this kind. All run with "
+        + " ".join(f"{k}={v}" for k, v in MALLOC.items())
+        + " (see docs/performance.md).",
         "",
         "| goal | rows | met |",
         "|---|---|---|",

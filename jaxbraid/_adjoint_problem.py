@@ -2,15 +2,13 @@ r"""The adjoint equations of all levels, which march in reverse and are given to
 
 $\lambda_n = (\partial\Phi_n/\partial u)^T \lambda_{n+1} + g_n$, where $g_n$ is the derivative of
 the loss with respect to $u_n$. On level $l$ the propagator is the vjp of the forward $\Phi_l$ at
-the states of that level's points. Whether a vjp evaluates its step anew or uses a linearisation
-that was kept, and whether the states inside intervals were saved or are recomputed, is decided
-here.
+the states of that level's points. Whether the states inside intervals were saved or are recomputed
+is decided here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import lax
@@ -22,14 +20,11 @@ from jaxbraid._hierarchy import Hierarchy, Level
 from jaxbraid._problem import (
     Data,
     Inputs,
-    PerStep,
     Setup,
     Shared,
     Space,
     arrange_inputs,
-    batched,
     first_basis,
-    forward_one,
     forward_step,
     interval_batch,
     level_inputs,
@@ -40,97 +35,9 @@ from jaxbraid._problem import (
     to_next,
     within_time,
 )
-from jaxbraid._sweep import map_slots
-from jaxbraid._tree import Split, Tree
+from jaxbraid._pullback import Kept, Pullback
+from jaxbraid._tree import Tree
 from jaxbraid.transfers import Transfer, transpose
-
-
-class Pullback:
-    """The vjps of the steps of one level; of level 0, also with respect to what else they use.
-
-    Either each call evaluates its steps, or `keep` has linearised all of them before.
-    """
-
-    def __init__(self, setup: Setup, space: Space, shared: Shared, l: int, own: PerStep):
-        self.setup, self.space, self.l = setup, space, l
-        self.split = [Split.of(x) for x in (own, shared.args, shared.side)]
-        _, self.args, self.side = (
-            s(x) for s, x in zip(self.split, (own, shared.args, shared.side), strict=True)
-        )
-        self.kept: tuple[Any, list[int | None]] | None = None
-
-    def _step(self, evaluate: Callable[..., tuple[Tree, Tree]], x: Inputs) -> Callable[..., Tree]:
-        """Steps as a function of `(u, own, args, side)`, of their inexact leaves only."""
-        own_of, args_of, side_of = self.split
-        fixed = own_of(x.own)[1]
-
-        def step(u: Tree, own: list[Any], args: list[Any], side: list[Any]) -> Tree:
-            shared = Shared(args_of.join(args, self.args[1]), side_of.join(side, self.side[1]))
-            here = x._replace(own=own_of.join(own, fixed))
-            value, aux = evaluate(self.setup, self.space, self.l, here, u, shared)
-            if not jax.tree.leaves(x.aux_ct):
-                return value
-            return value, Split.of(aux)(aux)[0]
-
-        return step
-
-    def _operands(self, x: Inputs) -> tuple[Tree, list[Any], list[Any], list[Any]]:
-        return x.state, self.split[0](x.own)[0], self.args[0], self.side[0]
-
-    def _cotangents(self, x: Inputs, adjoint: Tree) -> Tree:
-        return (adjoint, x.aux_ct) if jax.tree.leaves(x.aux_ct) else adjoint
-
-    def state(self, x: Inputs, adjoint: Tree) -> Tree:
-        """A batch of adjoint steps: cotangents of the next states to those of the states."""
-        if self.kept is not None:
-            return self._pull(x.vjp, self._cotangents(x, adjoint))[0]
-        u, *others = self._operands(x)
-        step = self._step(forward_step, x)
-        return jax.vjp(lambda u: step(u, *others), u)[1](self._cotangents(x, adjoint))[0]
-
-    def full(self, x: Inputs, adjoint: Tree) -> tuple[Tree, list[Any], list[Any], list[Any]]:
-        """Cotangents of the states, of each step's own data, of shared arguments and side."""
-        adjoint = self._cotangents(x, adjoint)
-        if x.active is not None:
-            adjoint = _tree.where(x.active, adjoint, _tree.zeros(_tree.shapes(adjoint)))
-        if self.kept is None:
-            return jax.vjp(self._step(forward_step, x), *self._operands(x))[1](adjoint)
-        du, down, dargs, dside = self._pull(x.vjp, adjoint)
-        return du, down, *jax.tree.map(lambda a: a.sum(0), (dargs, dside))
-
-    def keep(self, inputs: Inputs, size: int) -> Inputs:
-        """The inputs of slots with the linearisations of their steps, made `size` at once."""
-        policy, shared = self.setup.adjoint.remat, self.args[0] + self.side[0]
-
-        def linearize(x: Inputs) -> list[Any]:
-            u, *others = self._operands(x)
-            step = self._step(forward_one, x)
-            if policy is not None:
-                step = jax.checkpoint(step, policy=policy)
-            if self.l == 0:
-                vjp = jax.vjp(step, u, *others)[1]
-            else:
-                vjp = jax.vjp(lambda u: step(u, *others), u)[1]
-            leaves, treedef = jax.tree.flatten(vjp)
-            # what all steps share is not held once for each
-            place = [next((k for k, s in enumerate(shared) if s is a), None) for a in leaves]
-            self.kept = treedef, place
-            return [a for a, k in zip(leaves, place, strict=True) if k is None]
-
-        bare = inputs._replace(active=None)
-        vjp = map_slots(jax.vmap(linearize), size, bare)
-        return inputs._replace(own=PerStep(()), state=(), time=(), vjp=vjp)
-
-    def _pull(self, kept: list[Any], adjoint: Tree) -> tuple[Any, ...]:
-        assert self.kept is not None
-        treedef, place = self.kept
-        shared = self.args[0] + self.side[0]
-
-        def one(kept: list[Any], ct: Tree) -> tuple[Any, ...]:
-            own = iter(kept)
-            return treedef.unflatten([next(own) if k is None else shared[k] for k in place])(ct)
-
-        return batched(one)(kept, adjoint)
 
 
 def adjoint_problem(
@@ -138,6 +45,7 @@ def adjoint_problem(
     data: Data,
     comm: Comm,
     saved: tuple[Tree, ...],
+    kept: Kept | None,
     last: Tree,
     source: Tree | None,
     aux_ct: Tree,
@@ -145,7 +53,8 @@ def adjoint_problem(
     """The adjoint equations of all levels on this device, and the vjps of the finest steps.
 
     `saved` are the forward states where the slots of level 0 start; or, if only C-points were
-    saved, those where its intervals start, and after an FC-relaxation the same as relaxed.
+    saved, those where its intervals start, and after an FC-relaxation the same as relaxed. `kept`
+    are the linearisations of its steps if the forward solve made them.
     `last` is the derivative of the loss w.r.t. the final state, `source` those
     w.r.t. the other states (slots), `aux_ct` those w.r.t. the auxiliary output.
     """
@@ -166,7 +75,9 @@ def adjoint_problem(
         finest = pullback if finest is None else finest
         if expand is None:
             inputs = inputs._replace(state=states)
-        if config.linearization == "keep":
+        if l == 0 and kept is not None:
+            inputs = pullback.kept(inputs, kept)
+        elif config.linearization == "keep":
             inputs = pullback.keep(inputs, level.slots_at_once(batch))
         swept = arrange_inputs(level, inputs, batch, True)
         if expand is not None:

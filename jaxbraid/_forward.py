@@ -26,7 +26,18 @@ from jaxbraid._equations import (
 from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._iterate import all_finite, finished, iterate, make_stats
 from jaxbraid._options import SavedStates
-from jaxbraid._problem import Data, Inputs, Setup, counted, forward_problem, forward_step, start_of
+from jaxbraid._problem import (
+    Data,
+    Inputs,
+    Setup,
+    Space,
+    batched,
+    counted,
+    forward_problem,
+    forward_step,
+    start_of,
+)
+from jaxbraid._pullback import Form, Kept, Pullback
 from jaxbraid._stats import Stats
 from jaxbraid._sweep import Swept, arranged_rhs, march, source, starts, sweep, sweep_along, when
 from jaxbraid._tree import Tree
@@ -53,6 +64,7 @@ class Want(NamedTuple):
     track: Track | None
     aux: bool
     save: SavedStates | None = None  # for the adjoint solve, where this is its forward pass
+    keep: bool = False  # the linearisations of the last sweep's steps, for the adjoint solve
     growth: bool = False
 
 
@@ -61,7 +73,7 @@ class Forward(NamedTuple):
 
     - `states`: those where its slots (or only its intervals) start; `aux`: of its steps.
     - `points`: norms at its C-points, `(C-points, max_iters + 1)`.
-    - `saved`: states for the adjoint solve, see `adjoint_problem`.
+    - `saved`, `kept`: states and linearisations for the adjoint solve, see `adjoint_problem`.
     - `growth`: logarithms of how much the vectors of the basis grow over all time, `(k,)`.
     """
 
@@ -71,6 +83,7 @@ class Forward(NamedTuple):
     stats: Any
     points: Any
     saved: Tree
+    kept: Any  # Kept, if asked for
     growth: Any
 
 
@@ -98,13 +111,15 @@ def solve_forward(
 
     keep_all = "all" in (want.states, want.save)
 
+    evaluate, form = _last_step(setup, want, space, data, p)
+
     def body(u: Tree, xs: tuple[Inputs, None]) -> tuple[Tree, Any]:
         x, _ = xs
-        value, aux = forward_step(setup, space, 0, x, u, data.shared)
-        return masked(x.active, value, u), (u if keep_all else (), aux if want.aux else ())
+        (value, aux), held = evaluate(x, u)
+        return masked(x.active, value, u), (u if keep_all else (), aux if want.aux else (), held)
 
     done, swept, record = relaxed_solution(p, h, initial, body, None, want.track)
-    states, aux = h.levels[0].flatten(swept.outputs, False)
+    states, aux, held = h.levels[0].flatten(swept.outputs, False)
     u = _final(p, h, done.u, swept)
     stats, points = None, ()
     if record is not None:  # the norms do not see what lies behind the last C-point
@@ -124,8 +139,25 @@ def solve_forward(
         stats,
         points,
         {None: (), "all": (states,), "coarse": coarse}[want.save],
+        None if form is None else Kept(held, form),
         _growth(p, h, done) if want.growth else (),
     )
+
+
+def _last_step(
+    setup: Setup, want: Want, space: Space, data: Data, p: Problem
+) -> tuple[Callable[[Inputs, Tree], Any], Form | None]:
+    """A batch of the last sweep's steps: `((next states, aux), what linearisations hold)`."""
+    if not want.keep:
+        return lambda x, u: (forward_step(setup, space, 0, x, u, data.shared), []), None
+    pullback = Pullback(setup, space, data.shared, 0, data.own)
+    like = p.levels[0].inputs._replace(active=None, state=_tree.repeat(p.levels[0].u0, 1))
+    step = pullback.linearized(like, setup.has_aux and want.aux)
+
+    def evaluate(x: Inputs, u: Tree) -> Any:
+        return batched(lambda x, u: step(x._replace(state=u)))(x._replace(active=None), u)
+
+    return evaluate, step.form
 
 
 def _watch(

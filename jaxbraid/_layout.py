@@ -173,22 +173,25 @@ class MeshLayout:
 
     def _specs(self, names: Any) -> Any:
         axes = {"layer": (self.layer_axis,), "batch": self.split}
-        return jax.tree.map(
-            lambda spec: PartitionSpec(*(axis for a in spec.axes for axis in axes[a])),
-            names,
-            is_leaf=lambda s: isinstance(s, Spec),
-        )
+
+        def one(spec: Spec) -> PartitionSpec:
+            every = tuple(axis for a in spec.axes for axis in axes[a])
+            return PartitionSpec(every) if spec.together else PartitionSpec(*every)
+
+        return jax.tree.map(one, names, is_leaf=lambda s: isinstance(s, Spec))
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Which mesh axes split the leading axes of the leaves below."""
+    """Which mesh axes split the leading axes of the leaves below; `together`, the first of them."""
 
     axes: tuple[str, ...]
+    together: bool = False
 
 
 EVERYWHERE, LAYER, BATCH = Spec(()), Spec(("layer",)), Spec(("batch",))
 LAYER_BATCH = Spec(("layer", "batch"))
+DEVICE = Spec(("layer", "batch"), together=True)  # what each device has, behind that of another
 
 
 def pad_to(slots: int, x: Tree) -> Tree:

@@ -78,8 +78,10 @@ class MGRIT:
     - `adjoint_transfers`: for an adjoint solve with spatial coarsening: `"transpose"` of the
         forward transfers, or the `"forward"` ones.
     - `linearization`: for an adjoint solve: `"recompute"` evaluates a step whenever its vjp is
-        taken; `"keep"` linearises every step once, all at the same time, and holds what the vjps
-        need: fewer evaluations, but the memory of all steps' intermediate values.
+        taken; `"keep"` linearises every step once and holds what the vjps need: fewer evaluations,
+        but the memory of all steps' intermediate values. The steps of the finest level are
+        linearised in the last sweep of the forward solve, or, if that ends with
+        `final_relax="FC"` or `saved_states` is `"coarse"`, at the beginning of the adjoint one.
     - `remat`: with `linearization="keep"`, which intermediate values are held: a policy of
         `jax.checkpoint_policies`; the others are computed again. `None` holds all.
     - `saved_states`: which states the forward pass keeps for the adjoint solve: `"all"`, or

@@ -81,6 +81,16 @@ class Setup:
         """The time grids of the forward and of the adjoint solve."""
         return build_hierarchies((self.forward, self.adjoint), self.n, devices)
 
+    @property
+    def linearises_forward(self) -> bool:
+        """Whether the forward solve's last sweep makes the linearisations that are kept.
+
+        Not if it goes on to change the states, nor if the backward pass recomputes them.
+        """
+        changed = self.forward.final_relax == "FC" and len(self.hierarchies(1)[0].levels) > 1
+        keep = self.adjoint.linearization == "keep" and self.adjoint.saved_states == "all"
+        return keep and not changed
+
     def step(self, level: int) -> StepFn:
         return self.steps[min(level, len(self.steps) - 1)]
 

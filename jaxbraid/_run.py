@@ -20,8 +20,9 @@ from jaxbraid._adjoint import Adjoint, solve_adjoint
 from jaxbraid._comm import Comm
 from jaxbraid._forward import Forward, Want, solve_forward
 from jaxbraid._hierarchy import Hierarchy
-from jaxbraid._layout import BATCH, EVERYWHERE, LAYER, LAYER_BATCH, Layout
+from jaxbraid._layout import BATCH, DEVICE, EVERYWHERE, LAYER, LAYER_BATCH, Layout
 from jaxbraid._problem import Data, PerStep, Setup, Shared
+from jaxbraid._pullback import Kept
 from jaxbraid._stats import AdjointStats, Stats
 from jaxbraid._tree import Split, Tree
 
@@ -42,7 +43,7 @@ class Arrays(NamedTuple):
 class Output(NamedTuple):
     """Results on all devices; `states` and `points` those of `Want`, where steps (C-points) start.
 
-    `saved` are the states that the adjoint solve asks for, where they lie.
+    `saved` and `kept` are the states and linearisations for the adjoint solve, where they lie.
     """
 
     u: Tree
@@ -51,6 +52,7 @@ class Output(NamedTuple):
     stats: Stats | None
     points: Any = ()
     saved: Tree = ()
+    kept: Kept | None = None
     growth: Any = ()
 
 
@@ -144,7 +146,7 @@ def _run(
             cut = layout.cut if want.states == "all" else layout.cut_c
             states = _shard_like(arrays.u0, cut(states, h), leading=1)
         points, aux = layout.cut_c(out.points, h), layout.cut(out.aux, h)
-        return out._replace(states=states, points=points, aux=aux, saved=())
+        return out._replace(states=states, points=points, aux=aux, saved=(), kept=None)
 
     @jax.custom_vjp
     def evolve(diff: Any, probe: AdjointStats | None, fixed: Any) -> Output:
@@ -159,13 +161,14 @@ def _run(
         diff, probe, fixed = jax.tree.map(
             lambda x: x.value, (diff, probe, fixed), is_leaf=_is_primal
         )
-        out = solve(want._replace(save=setup.adjoint.saved_states), diff, fixed)
-        return shown(out), (diff, fixed, out.saved, probe)
+        keep = setup.linearises_forward
+        out = solve(want._replace(save=setup.adjoint.saved_states, keep=keep), diff, fixed)
+        return shown(out), (diff, fixed, out.saved, out.kept, probe)
 
     def backward(saved: Any, ct: Output) -> tuple[Any, Any, None]:
-        diff, fixed, saved_states, probe = saved
+        diff, fixed, states, kept, probe = saved
         ct = ct._replace(states=_in_steps(layout, h, want, ct.states))
-        grads, record = _backward(setup, layout, joined(diff, fixed), saved_states, probe, ct)
+        grads, record = _backward(setup, layout, joined(diff, fixed), states, kept, probe, ct)
         return _shard_like(diff, grads), record, None
 
     evolve.defvjp(forward, backward, symbolic_zeros=True)
@@ -184,7 +187,7 @@ def _forward(setup: Setup, layout: Layout, want: Want, arrays: Arrays) -> Output
     shard = layout.shard(
         block,
         (Arrays(EVERYWHERE, BATCH, OWN, EVERYWHERE, BATCH, guess),),
-        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER, LAYER_BATCH, EVERYWHERE),
+        Forward(BATCH, LAYER_BATCH, LAYER, EVERYWHERE, LAYER, LAYER_BATCH, DEVICE, EVERYWHERE),
     )
     return Output(*shard(arrays._replace(own=layout.pad(arrays.own, h))))
 
@@ -217,12 +220,13 @@ def _backward(
     layout: Layout,
     arrays: Arrays,
     saved: Tree,
+    kept: Kept | None,
     probe: AdjointStats | None,
     ct: Output,
 ) -> tuple[Any, Any]:
     """Cotangents of the inexact leaves of `(u0, own, args, side)`, and of the probe.
 
-    `saved` are the states that the forward pass kept, `ct` is that of what the caller saw.
+    `saved` and `kept` are what the forward pass kept, `ct` is that of what the caller saw.
     """
     _, h = setup.hierarchies(layout.devices)
     last, states_ct, aux_ct = (_inexact(x) for x in (ct.u, ct.states, ct.aux))
@@ -231,16 +235,23 @@ def _backward(
     if not _all_zero(states_ct):
         source = layout.pad(_zeros_for(states_ct), h)
         source = _tree.where(layout.active(h), source, _tree.zeros(_tree.shapes(source)))
-    if _all_zero(aux_ct):
+    if _all_zero(aux_ct) and (kept is None or not kept.form.aux):
         aux_ct = []
     aux_ct = [c / layout.parts for c in _zeros_for(aux_ct)]
 
     def block(
-        comm: Comm, a: Arrays, saved: Tree, last: Tree, source: Tree, aux_ct: Tree
+        comm: Comm,
+        a: Arrays,
+        saved: Tree,
+        kept: Kept | None,
+        last: Tree,
+        source: Tree,
+        aux_ct: Tree,
     ) -> Adjoint:
         data = Data(a.times, a.u0, a.own, Shared(a.args, a.side))
         saved = tuple(_inexact(s) for s in saved)
-        return solve_adjoint(setup, probe is not None, comm, data, saved, last, source, aux_ct)
+        track = probe is not None
+        return solve_adjoint(setup, track, comm, data, saved, kept, last, source, aux_ct)
 
     own, aux_ct = layout.pad((arrays.own, aux_ct), h)
     shard = layout.shard(
@@ -248,13 +259,14 @@ def _backward(
         (
             Arrays(EVERYWHERE, BATCH, OWN, EVERYWHERE, BATCH, None),
             LAYER_BATCH,
+            DEVICE,
             BATCH,
             LAYER_BATCH,
             LAYER,
         ),
         Adjoint(BATCH, OWN, EVERYWHERE, BATCH, LAYER, EVERYWHERE),
     )
-    g = shard(arrays._replace(own=own, guess=None), saved, last, source, aux_ct)
+    g = shard(arrays._replace(own=own, guess=None), saved, kept, last, source, aux_ct)
     record = None
     if probe is not None:
         end = sum(jnp.sum(jnp.abs(x) ** 2) for x in last)

@@ -118,9 +118,9 @@ def test_evaluations_of_the_step(levels, nu, direction):
 
 @pytest.mark.parametrize("batch", ["all", "one"])
 def test_evaluations_with_kept_linearizations_and_saved_c_points(batch):
-    """Kept: each step of each level is linearised once. C-points: m - 1 steps an interval a sweep.
+    """Kept: each step of each level is linearised once, in the forward solve's last sweep.
 
-    The numbers stay the same.
+    C-points: m - 1 steps an interval a sweep. The numbers stay the same.
     """
     n, m, iters, nu = 64, 4, 3, 1
     ts = jnp.linspace(0, 1, n + 1)
@@ -150,6 +150,7 @@ def test_evaluations_with_kept_linearizations_and_saved_c_points(batch):
     assert count("plain", "linearization") == count("plain", "vjp")
     assert count("kept", "linearization") == count("both", "linearization") == slots
     assert count("remat", "linearization")[0] > n
+    assert list(np.subtract(count("plain", "step"), count("kept", "step"))) == [n, 0, 0]
     extra = np.subtract(count("saved", "step"), count("plain", "step"))
     sweeps = iters * (1 + nu) + 1
     assert list(extra) == [sweeps * (n - n // m), 0, 0]
