@@ -22,7 +22,7 @@ from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer
 
-AUTO_BATCH_ELEMENTS = 8192  # on CPU, larger states are stepped one interval after another
+AUTO_BATCH_ELEMENTS = 16384  # on CPU, larger states are stepped one interval after another
 
 
 class PerStep(NamedTuple):
