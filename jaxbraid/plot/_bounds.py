@@ -60,6 +60,8 @@ def bounds(
     ax.axhline(1, color="0.6", linewidth=0.8)
     ax.set(xlabel=xlabel, ylabel="convergence factor an iteration", title=title)
     ax.set_yscale("log")
+    largest = max(bound.factor for bound in curves.values())
+    ax.set_ylim(bottom=max(ax.get_ylim()[0], min(1e-4, 1e-3 * largest)))  # less is as good as 0
     if x is not None and np.min(x) > 0 and np.max(x) > 100 * np.min(x):
         ax.set_xscale("log")
     ax.grid(alpha=0.3)

@@ -40,7 +40,8 @@ def depth(found: Diagnosis, *, title: str = "", path: Any = None) -> Figure:
     for ax, (name, lines) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for values, style in lines:
             ax.plot(values, **style)
-        ax.set(title=name, xlabel="layer", ylabel="2-norm over the batch")
+        norm = "2-norm" if name == "Weights" else "2-norm over the batch"
+        ax.set(title=name, xlabel="layer", ylabel=norm)
         every = np.concatenate([values for values, _ in lines])
         if np.min(every) > 0 and np.max(every) > 10 * np.min(every):
             ax.set_yscale("log")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DECADES = 16  # as many as a double has digits: below is nothing but rounding
+_ROUNDING = 4  # times eps, relative to the largest value: nothing else is below
 
 
 def iteration(
@@ -45,8 +45,8 @@ def iteration(
 
     **Returns**
 
-    The Matplotlib figure. Exact zeros, and what lies 16 decades below the largest value, are
-    grey; what was not computed is white.
+    The Matplotlib figure. Exact zeros, and what is but rounding beside the largest value, are grey;
+    what was not computed is white.
 
     **Raises**
 
@@ -57,11 +57,11 @@ def iteration(
     if isinstance(stats, Stats):
         if stats.point_residuals is None:
             raise ValueError("there are no point_residuals: solve with point_residuals=True.")
-        shown = np.asarray(stats.point_residuals, float)[: int(stats.iterations) + 1]
+        shown = np.asarray(stats.point_residuals)[: int(stats.iterations) + 1]
         label = "residual" if label is None else label
         xlabel = "C-point" if xlabel is None and x is None else xlabel
     else:
-        shown = np.asarray(stats, float)
+        shown = np.asarray(stats)
         if shown.ndim != 2 or not shown.size:
             raise ValueError(f"values has shape {shown.shape}: must be (iterations + 1, points).")
     if np.any(shown < 0):
@@ -83,9 +83,12 @@ def _logarithmic_image(ax: Any, points: np.ndarray, shown: np.ndarray) -> Any:
     import matplotlib
     from matplotlib.colors import LogNorm
 
+    single = shown.dtype.itemsize < 8 and np.issubdtype(shown.dtype, np.floating)
+    eps = float(np.finfo(shown.dtype if single else float).eps)
+    shown = shown.astype(float)
     finite = shown[np.isfinite(shown) & (shown > 0)]
     high = float(np.max(finite)) if finite.size else 1.0
-    low = max(float(np.min(finite)), high * 10.0**-_DECADES) if finite.size else high
+    low = max(float(np.min(finite)), high * _ROUNDING * eps) if finite.size else high
     low = min(low, high / 10)  # all alike: a scale all the same
     colours = matplotlib.colormaps[_style.IMAGE].with_extremes(bad="white", under="0.8")
     shown = np.where(shown < low, low / 10, shown)  # zero as well, which has no logarithm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,20 @@ def new_figure(width: float = 6.4, height: float = 4.2) -> Figure:
         raise ImportError(
             'pictures need matplotlib, which `pip install "jaxbraid[plot]"` brings.'
         ) from e
-    return Figure(figsize=(width, height), layout="constrained")
+    return _shown_by_notebooks(Figure)(figsize=(width, height), layout="constrained")
+
+
+@functools.cache
+def _shown_by_notebooks(figure: type[Figure]) -> type[Figure]:
+    """The class with a picture for IPython, whatever Matplotlib's backend is."""
+
+    class Picture(figure):
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png", dpi=90)
+            return out.getvalue()
+
+    return Picture
 
 
 def axes_of(ax: Axes | None, width: float = 6.4, height: float = 4.2) -> Axes:
