@@ -23,9 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Inexact
 
-# Where sweeps take over, measured by benchmarks/tridiagonal.py: from a system as it is given, and
-# from what groups leave of one.
-SWEPT_ROWS, SWEPT_FOURTHS = 64, 256
+SWEPT_ROWS = 32  # systems of so many rows or fewer are swept, see benchmarks/tridiagonal.py
 
 Diagonals = tuple[jax.Array, jax.Array, jax.Array]  # lower, main, upper: () or (rows,)
 
@@ -113,7 +111,7 @@ def _apply(matrix: Diagonals, x: jax.Array) -> jax.Array:
 
 def _solve(matrix: Diagonals, b: jax.Array) -> jax.Array:
     constant = all(d.ndim == 0 for d in matrix)
-    here = _groups if constant and b.shape[0] > SWEPT_ROWS else _sweeps
+    here = _groups if constant else _sweeps
     return lax.platform_dependent(*matrix, b, cpu=_on(here), default=_on(_library))
 
 
@@ -167,13 +165,6 @@ def _groups(matrix: Diagonals, b: jax.Array) -> jax.Array:
     return _grouped(lower / main, upper / main, None, b, 1 / main)
 
 
-def _fewer(a: jax.Array, g: jax.Array, last: jax.Array | None, b: jax.Array) -> jax.Array:
-    if b.shape[0] > SWEPT_FOURTHS:
-        return _grouped(a, g, last, b, 1.0)
-    main = jnp.ones_like(b) if last is None else jnp.ones_like(b).at[-1].set(last)
-    return _sweeps((a, main, g), b)
-
-
 def _grouped(
     a: jax.Array, g: jax.Array, last: jax.Array | None, b: jax.Array, scale: jax.Array | float
 ) -> jax.Array:
@@ -183,6 +174,10 @@ def _grouped(
     for the three, with `left` the fourth unknown of the group before. Up to three rows, the `rest`,
     come behind the last group.
     """
+    if b.shape[0] <= SWEPT_ROWS:
+        main = jnp.ones_like(b) if last is None else jnp.ones_like(b).at[-1].set(last)
+        return _sweeps((a, main, g), scale * b)
+    b = _written(b)
     groups, rest = divmod(b.shape[0], 4)
     inner = _inverse(a, g, None, 3)
     as_all = last is None and rest == 3  # the last group's rows are followed as those of others
@@ -193,9 +188,9 @@ def _grouped(
     last_pivot = None if as_all else (ends - a * g * inner[2][2]) / pivot
     y = _fourths(a, g, inner, behind, b) * (scale / pivot)
     between = -a * a * inner[2][0] / pivot, -g * g * inner[0][2] / pivot
-    fourth = _fewer(*between, last_pivot, y)
-    around = jnp.concatenate([jnp.zeros_like(b[:1]), fourth])  # XLA would pad inside the sum below
-    left, fourth = around[:-1], around[1:]
+    fourth = _grouped(*between, last_pivot, y, 1.0)
+    left = _written(jnp.pad(fourth, (1, 0)))
+    left, fourth = left[:-1], left[1:]
 
     zero, one = jnp.zeros_like(a), jnp.ones_like(a)
     columns = [[scale * inner[i][j] for i in range(3)] + [zero] for j in range(3)]
@@ -234,6 +229,19 @@ def _fourths(a: Any, g: Any, inner: Any, behind: Any, b: jax.Array) -> jax.Array
     after = sum(g * inner[0][j] * every(4 + j, groups - 1) for j in range(3))
     ending = sum((g * behind[0][j] * b[4 * groups + j] for j in range(rest)), jnp.zeros_like(b[0]))
     return every(3, groups) - before - jnp.append(after, ending)
+
+
+def _written(x: jax.Array) -> jax.Array:
+    """`x`, by way of a loop that leaves it as it is.
+
+    On a CPU XLA (which drops `lax.optimization_barrier` too early) would compute what `x` is made
+    of anew for each of the uses of its numbers, of which there are up to seven.
+    """
+
+    def same(i: jax.Array, x: jax.Array) -> jax.Array:
+        return x.at[i].set(jnp.where(i < 2, x[i], 0))
+
+    return lax.fori_loop(0, 2, same, x)
 
 
 def _inverse(a: jax.Array, g: jax.Array, last: jax.Array | None, rows: int) -> list[list[Any]]:
