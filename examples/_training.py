@@ -87,11 +87,12 @@ def make_mesh(options):
     return Mesh(np.array(devices).reshape(options.mesh), ("layer", "batch"))
 
 
-def parallel_options(options, mesh):
-    """Arguments of a stack: F-relaxation on the finest level, FCF on coarser ones."""
-    relax = tuple(int(level > 0) for level in range(options.levels - 1))
+def parallel_options(options, mesh, cf_relax=None):
+    """Arguments of a stack: unless told, F-relaxation on the finest level, FCF on coarser ones."""
+    if cf_relax is None:
+        cf_relax = tuple(int(level > 0) for level in range(options.levels - 1)) or 0
     mgrit = functools.partial(
-        MGRIT, options.levels, options.factor, cf_relax=relax or 0, final_relax="FC"
+        MGRIT, options.levels, options.factor, cf_relax=cf_relax, final_relax="FC"
     )
     return {
         "forward": mgrit(max_iters=options.iterations),
@@ -139,11 +140,41 @@ def place(state, mesh, layers):
     return jax.tree.map(put, state)
 
 
-def batches_of(data, options, epoch):
-    """The batches of an epoch, shuffled by (seed, epoch); what fills no batch is left out."""
+def shuffled_batches(data, options, epoch):
+    """All batches of an epoch, shuffled by (seed, epoch); what fills no batch is left out."""
+    batches = len(data[0]) // options.batch
     order = np.random.default_rng((options.seed, epoch)).permutation(len(data[0]))
-    for i in range(len(order) // options.batch):
-        yield tuple(a[order[i * options.batch : (i + 1) * options.batch]] for a in data)
+    order = order[: batches * options.batch].reshape(batches, options.batch)
+    return tuple(array[order] for array in data)
+
+
+def cross_entropy(logits, labels, smoothing=0.0):
+    targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), smoothing)
+    return optax.softmax_cross_entropy(logits, targets).mean()
+
+
+def accuracy(model, *batch):
+    """The part of a batch, whose last array are labels, that is told right."""
+    *inputs, labels = batch
+    return (model(*inputs).argmax(-1) == labels).mean()
+
+
+def make_optimizer(options, steps):
+    """AdamW with clipped gradients; its rate rises in a tenth of the steps, then falls to zero."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        options.rate / 10, options.rate, steps // 10, steps
+    )
+    adamw = optax.adamw(schedule, weight_decay=1e-4)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
+
+
+def describe(name, records):
+    """A line beside the progress bar."""
+    if not records:
+        return f"{name:14} compiling"
+    shown = ((k, v) for k, v in records[-1].items() if k != "seconds")
+    text = ", ".join(f"{k} {v:.3f}" if abs(v) > 1e-3 else f"{k} {v:.0e}" for k, v in shown)
+    return f"{name:14} {text}"
 
 
 def compare(
@@ -156,70 +187,73 @@ def compare(
     test: tuple[np.ndarray, ...],
     console: Console,
     variants: dict[str, nnx.Module] | None = None,
+    *,
+    watch: Callable[[str, Any], dict[str, float]] = lambda mode, params: {},
+    checkpoints: Any = None,
+    stop_after: int | None = None,
 ) -> Comparison:
     """Trains `model` in both ways on `loss(model, *batch)`; `score(model, *test)` each epoch.
 
     Evaluation is exact for both, and in the state that `model.eval()` makes. `variants` are models
-    of the same weights that are trained as well, by the names shown.
+    of the same weights that are trained as well, by the names shown; `watch(mode, params)` adds to
+    the record of an epoch. `checkpoints` may hold what to go on from, and is told of every epoch.
     """
-    variants = variants or {}
-    graphs, evaluated = {}, {}
+    graphs = {}
     graphs["parallel"], params, others = nnx.split(model, nnx.Param, ...)
     model.set_attributes(serial=True, raise_if_not_found=False)
     graphs["serial"] = nnx.graphdef(model)
-    graphs |= {mode: nnx.graphdef(variant) for mode, variant in variants.items()}
+    graphs |= {mode: nnx.graphdef(variant) for mode, variant in (variants or {}).items()}
     model.eval()
     graph = nnx.graphdef(model)
     scored = jax.jit(lambda params, others, test: score(nnx.merge(graph, params, others), *test))
 
-    steps = options.epochs * (len(data[0]) // options.batch)
-    schedule = optax.warmup_cosine_decay_schedule(
-        options.rate / 10, options.rate, steps // 10, steps
-    )
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4)
-    )
-    start = params, others, optimizer.init(params)
+    optimizer = make_optimizer(options, options.epochs * (len(data[0]) // options.batch))
+    states = dict.fromkeys(graphs, (params, others, optimizer.init(params)))
+    done, records = 0, {mode: [] for mode in graphs}
+    if checkpoints is not None:
+        done, states, records = checkpoints.restore(states, records)
+    one = jax.devices()[0]
     devices: dict[str, Any] = {mode: NamedSharding(mesh, P("batch")) for mode in graphs}
-    states = {mode: place(start, mesh, options.layers) for mode in graphs if mode != "serial"}
-    devices["serial"] = jax.devices()[0]
-    states["serial"] = jax.device_put(start, devices["serial"])
-    result = Comparison({}, {mode: [] for mode in graphs})
-    records, names = result.records, result.names
+    states = {mode: place(state, mesh, options.layers) for mode, state in states.items()}
+    devices["serial"], states["serial"] = one, jax.device_put(states["serial"], one)
+    names = Comparison({}, records).names
 
-    columns = MofNCompleteColumn(), BarColumn(8), TextColumn("{task.description}")
+    columns = MofNCompleteColumn(), BarColumn(4), TextColumn("{task.description}")
     with Progress(*columns, console=console) as progress:
         bars = {
-            m: progress.add_task(f"{name:14} compiling", total=options.epochs)
-            for m, name in names.items()
+            mode: progress.add_task(describe(name, records[mode]), True, options.epochs, done)
+            for mode, name in names.items()
         }
-        for epoch in range(options.epochs):
+        for epoch in range(done, min(options.epochs, stop_after or options.epochs)):
             for mode in names:
                 began, losses = time.perf_counter(), []
-                for batch in batches_of(data, options, epoch):
+                for batch in zip(*shuffled_batches(data, options, epoch), strict=True):
                     batch = jax.device_put(batch, devices[mode])
                     states[mode], value = train_step(
                         graphs[mode], optimizer, loss, states[mode], batch
                     )
                     losses.append(value)
-                mean = float(np.mean([float(value) for value in losses]))
-                seconds = time.perf_counter() - began
-                evaluated[mode] = jax.device_put(states[mode][:2], devices["serial"])
-                record = {"loss": mean, "seconds": seconds}
-                record["score"] = float(scored(*evaluated[mode], test))
-                records[mode].append(record)
-                text = f"{names[mode]:14} loss {mean:.4f}, score {record['score']:.4f}"
+                record = {"loss": float(np.mean([float(value) for value in losses]))}
+                record["seconds"] = time.perf_counter() - began
+                record["score"] = float(scored(*jax.device_put(states[mode][:2], one), test))
+                records[mode].append(record | watch(mode, states[mode][0]))
+                text = describe(names[mode], records[mode])
                 progress.update(bars[mode], advance=1, description=text)
-    models = {m: nnx.merge(graph, *evaluated[m], copy=True) for m in names}
-    return dataclasses.replace(result, models=models)
+            if checkpoints is not None:
+                checkpoints.save(epoch + 1, states, records)
+    weights = {mode: jax.device_put(state[:2], one) for mode, state in states.items()}
+    models = {mode: nnx.merge(graph, *w, copy=True) for mode, w in weights.items()}
+    return Comparison(models, records)
 
 
-def print_table(console, title, result, score="test accuracy", form="{:.2%}"):
+def print_table(console, title, result, score="test accuracy", form="{:.2%}", rows=()):
     both = list(result.records.values())
     seconds = [[epoch["seconds"] for epoch in r] for r in both]
     table = Table("", *result.names.values(), title=title)
     table.add_row(score, *(form.format(r[-1]["score"]) for r in both))
     table.add_row("training loss", *(f"{r[-1]['loss']:.5f}" for r in both))
+    for row in rows:
+        table.add_row(*row)
     table.add_row("time of an epoch (median)", *(f"{np.median(s):.2f} s" for s in seconds))
     table.add_row("time of training, with compilation", *(f"{sum(s):.1f} s" for s in seconds))
     console.print(table)
@@ -236,3 +270,10 @@ def draw_curves(axes, result, key, label):
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def draw_training(figure, result):
+    """Loss and accuracy, one above the other."""
+    curve, score = figure.subplots(2, 1)
+    draw_curves(curve, result, "loss", "training loss")
+    draw_curves(score, result, "score", "accuracy of the test")

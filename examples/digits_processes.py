@@ -33,7 +33,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from digits import load_data, mean_loss, mesh_shape, positive, shuffled_batches
+from _training import cross_entropy, mesh_shape, positive, shuffled_batches
+from digits import SMOOTHING, load_data
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from rich.console import Console
@@ -88,7 +89,8 @@ def train_epoch(place, optimizer, weights, opt_state, images, labels):
         images, labels = batch
 
         def loss(weights):
-            return mean_loss(logits(place, weights, images), labels) / place.parts
+            mean = cross_entropy(logits(place, weights, images), labels, SMOOTHING)
+            return mean / place.parts
 
         loss, gradient = jax.value_and_grad(loss)(weights)
         layers = gradient.pop("layers")  # summed over the parts of the batch already

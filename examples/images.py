@@ -25,7 +25,6 @@ import _training as training
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -129,12 +128,7 @@ class Network(nnx.Module):
 
 
 def loss(model, images, labels):
-    targets = optax.smooth_labels(jax.nn.one_hot(labels, 10), 0.1)
-    return optax.softmax_cross_entropy(model(images), targets).mean()
-
-
-def accuracy(model, images, labels):
-    return jnp.mean(jnp.argmax(model(images), -1) == labels)
+    return training.cross_entropy(model(images), labels, smoothing=0.1)
 
 
 def draw(path, result, images, truth, seen, names):
@@ -150,9 +144,7 @@ def draw(path, result, images, truth, seen, names):
         axes.set_title(title, fontsize="small", color=colour)
         axes.set(xticks=[], yticks=[])
     left.suptitle(f"Test images: {np.sum(seen != truth)} of {len(truth)} are told wrong")
-    curve, score = right.subplots(2, 1)
-    training.draw_curves(curve, result, "loss", "training loss")
-    training.draw_curves(score, result, "score", "accuracy of the test")
+    training.draw_training(right, result)
     figure.savefig(path, dpi=130)
 
 
@@ -176,7 +168,7 @@ def main():
             len(data[0]), options.layers, *options.mesh
         )
     )
-    result = training.compare(options, mesh, model, loss, accuracy, data, test, console)
+    result = training.compare(options, mesh, model, loss, training.accuracy, data, test, console)
     training.print_table(console, "Images of 28 x 28 pixels", result)
     seen = np.argmax(jax.jit(result.models["parallel"])(test[0]), -1)
     draw(options.out / "images.png", result, *test, seen, names)

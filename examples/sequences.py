@@ -20,12 +20,13 @@ import argparse
 from typing import NamedTuple
 
 import numpy as np
-import optax
 from _training import (
     BLUE,
     GREEN,
     ORANGE,
+    accuracy,
     compare,
+    cross_entropy,
     draw_curves,
     make_mesh,
     make_parser,
@@ -107,12 +108,7 @@ class Network(nnx.Module):
 
 
 def loss(model, values, lengths, classes):
-    logits = model(values, lengths)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, classes).mean()
-
-
-def accuracy(model, values, lengths, classes):
-    return (model(values, lengths).argmax(-1) == classes).mean()
+    return cross_entropy(model(values, lengths), classes)
 
 
 def train(name, task, options, mesh, console):

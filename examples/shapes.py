@@ -23,7 +23,6 @@ import dataclasses
 import _shapes as shapes
 import _training as training
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -62,12 +61,7 @@ class Network(nnx.Module):
 
 
 def loss(model, voxels, labels):
-    logits = model(voxels)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def accuracy(model, voxels, labels):
-    return jnp.mean(jnp.argmax(model(voxels), -1) == labels)
+    return training.cross_entropy(model(voxels), labels)
 
 
 def draw(path, options, result, voxels):
@@ -80,9 +74,7 @@ def draw(path, options, result, voxels):
         axes.set(xticks=[], yticks=[], zticks=[], box_aspect=(1, 1, 1))
         axes.set_title(name, fontsize="medium", y=0.98)
     left.suptitle(f"Solids on {options.size}³ voxels (before noise)")
-    curve, score = right.subplots(2, 1)
-    training.draw_curves(curve, result, "loss", "training loss")
-    training.draw_curves(score, result, "score", "accuracy of the test")
+    training.draw_training(right, result)
     figure.savefig(path, dpi=130)
 
 
@@ -110,7 +102,9 @@ def main():
             len(data[0]), options.layers, *options.mesh
         )
     )
-    result = training.compare(options, mesh, model, loss, accuracy, data, test, console, variants)
+    result = training.compare(
+        options, mesh, model, loss, training.accuracy, data, test, console, variants
+    )
     training.print_table(console, f"Solids on {options.size}^3 voxels", result)
     clean, labels = shapes.make(len(shapes.SOLIDS), options.size, 0.0, options.seed)
     draw(options.out / "shapes.png", options, result, clean[labels.argsort()])

@@ -19,7 +19,6 @@ import _training as training
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -102,11 +101,7 @@ class Network(nnx.Module):
 
 
 def loss(model, spectra, labels):
-    return optax.softmax_cross_entropy_with_integer_labels(model(spectra), labels).mean()
-
-
-def accuracy(model, spectra, labels):
-    return jnp.mean(jnp.argmax(model(spectra), -1) == labels)
+    return training.cross_entropy(model(spectra), labels)
 
 
 def draw(path, result, scene, spectra, truth, seen):
@@ -157,7 +152,7 @@ def main():
             options.layers, options.basis, *options.mesh
         )
     )
-    result = training.compare(options, mesh, model, loss, accuracy, data, test, console)
+    result = training.compare(options, mesh, model, loss, training.accuracy, data, test, console)
     training.print_table(console, "Materials in spectra", result)
     seen = np.argmax(jax.jit(result.models["parallel"])(test[0]), -1)
     draw(options.out / "spectra.png", result, scene, *test, seen)

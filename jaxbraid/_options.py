@@ -140,14 +140,14 @@ class MGRIT:
         named = isinstance(self.batch_intervals, str)
         if not named or self.batch_intervals not in ("auto", "all", "one"):
             check_integer("batch_intervals", self.batch_intervals, 1, " or 'auto', 'all', 'one'")
-        _choice("cycle", self.cycle, ("V", "F", "W"))
-        _choice("criterion", self.criterion, ("residual", "jump"))
-        _choice("temporal_norm", self.temporal_norm, ("two", "one", "max"))
-        _choice("coarse_solver", self.coarse_solver, ("serial", "relax"))
-        _choice("final_relax", self.final_relax, ("F", "FC", "FCF"))
-        _choice("adjoint_transfers", self.adjoint_transfers, ("transpose", "forward"))
-        _choice("linearization", self.linearization, ("recompute", "keep"))
-        _choice("saved_states", self.saved_states, ("all", "coarse"))
+        check_choice("cycle", self.cycle, ("V", "F", "W"))
+        check_choice("criterion", self.criterion, ("residual", "jump"))
+        check_choice("temporal_norm", self.temporal_norm, ("two", "one", "max"))
+        check_choice("coarse_solver", self.coarse_solver, ("serial", "relax"))
+        check_choice("final_relax", self.final_relax, ("F", "FC", "FCF"))
+        check_choice("adjoint_transfers", self.adjoint_transfers, ("transpose", "forward"))
+        check_choice("linearization", self.linearization, ("recompute", "keep"))
+        check_choice("saved_states", self.saved_states, ("all", "coarse"))
         if self.remat is not None and not callable(self.remat):
             raise TypeError(f"remat={self.remat!r}: must be None or a jax.checkpoint policy.")
         if self.remat is not None and self.linearization != "keep":
@@ -211,6 +211,14 @@ def check_integer(name: str, value: Any, least: int, also: str = "") -> int:
     return int(value)
 
 
+def check_choice(name: str, value: Any, allowed: Sequence[str], also: str = "") -> str:
+    """`value`, one of the names `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        names = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name}={value!r}: must be one of {names}{also}.")
+    return value
+
+
 def _is_number(value: Any) -> bool:
     real = (int, float, np.integer, np.floating)
     return isinstance(value, real) and not isinstance(value, bool)
@@ -222,11 +230,6 @@ def _positive(name: str, value: Any) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"{name}={value}: must be positive and finite.")
     return float(value)
-
-
-def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
 
 
 def _sequence(name: str, value: Any, length: int) -> list[Any]:

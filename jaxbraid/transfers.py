@@ -43,6 +43,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from jaxbraid._options import check_choice
+
 __all__ = ["Transfer", "average_pooling", "full_weighting", "injection", "transpose"]
 
 Axes = int | Iterable[int]
@@ -200,8 +202,8 @@ def injection(
         W. L. Briggs, V. E. Henson, S. F. McCormick: A Multigrid Tutorial, 2nd edition. SIAM, 2000,
         chapter 3.
     """
-    _one_of("grid", grid, _GRIDS, "; for means over cells see average_pooling")
-    _one_of("prolongation", prolongation, _PROLONGATIONS)
+    check_choice("grid", grid, _GRIDS, "; for means over cells see average_pooling")
+    check_choice("prolongation", prolongation, _PROLONGATIONS)
     return _build("inject", axes, factor, grid, prolongation)
 
 
@@ -228,7 +230,7 @@ def full_weighting(axes: Axes = -1, grid: Grid = "vertex") -> Transfer:
         chapter 3. U. Trottenberg, C. W. Oosterlee, A. Schüller: Multigrid. Academic Press, 2001,
         chapter 2.
     """
-    _one_of("grid", grid, _GRIDS, "; for means over cells see average_pooling")
+    check_choice("grid", grid, _GRIDS, "; for means over cells see average_pooling")
     return _build("weight", axes, 2, grid, "linear")
 
 
@@ -261,7 +263,7 @@ def average_pooling(
 
         U. Trottenberg, C. W. Oosterlee, A. Schüller: Multigrid. Academic Press, 2001, chapter 2.
     """
-    _one_of("prolongation", prolongation, _PROLONGATIONS)
+    check_choice("prolongation", prolongation, _PROLONGATIONS)
     return _build("average", axes, factor, "cell", prolongation)
 
 
@@ -495,8 +497,3 @@ def _checked_factor(factor: Any) -> int:
     if out < 2:
         raise ValueError(f"factor={factor!r}: must be at least 2.")
     return out
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...], more: str = "") -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}{more}.")

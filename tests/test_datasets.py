@@ -198,7 +198,7 @@ def test_bad_tiny_imagenet(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"val_9\.JPEG: .* line 2"):
         datasets.load_tiny_imagenet(tmp_path, "val")
     table.write_text("val_0.JPEG\tn01\n")
-    with pytest.raises(ValueError, match="no images of the class n02 in val"):
+    with pytest.raises(FileNotFoundError, match="no val files of the class n02"):
         datasets.load_tiny_imagenet(tmp_path, "val")
 
 
@@ -315,7 +315,7 @@ def test_bad_modelnet(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no folder <class>/train"):
         datasets.load_modelnet(tmp_path)
     (tmp_path / "box/train").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="has no files"):
+    with pytest.raises(FileNotFoundError, match="has no train files of the class box"):
         datasets.load_modelnet(tmp_path)
     with pytest.raises(ValueError, match="size=0"):
         datasets.voxelize(cube_mesh(tmp_path), 0)

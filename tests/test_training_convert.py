@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -183,6 +183,9 @@ def test_what_cannot_be_converted_is_named():
     )
     with pytest.raises(ValueError, match=r"blocks\[1\] differs"):
         to_parallel(serial)
+    block = linen.Dense(3)
+    with pytest.raises(TypeError, match=r"is a Dense: .* NNX module\. .*serial=True"):
+        to_serial(block)
 
 
 def test_stacks_in_dicts_lists_and_modules_of_modules():
@@ -197,6 +200,16 @@ def test_stacks_in_dicts_lists_and_modules_of_modules():
     model.layers = nnx.List([])
     with pytest.raises(TypeError, match="is in a tuple"):
         to_serial(model)
+
+
+def test_stacks_within_blocks_stay():
+    def inner(rngs):
+        return ParallelStack(lambda r: nnx.Linear(3, 3, rngs=r), 3, rngs=rngs, forward=EXACT)
+
+    stack = ParallelStack(inner, N, rngs=nnx.Rngs(0), forward=EXACT)
+    serial = to_serial(stack)
+    assert all(isinstance(block, ParallelStack) for block in serial.blocks)
+    np.testing.assert_allclose(serial(X.astype("f")), stack(X.astype("f")), rtol=1e-5)
 
 
 # --------------------------------------------------------------------- checkpoints

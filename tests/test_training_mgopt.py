@@ -101,7 +101,7 @@ def test_a_cycle_written_out():
         np.testing.assert_allclose(a, b, rtol=1e-11)
 
 
-@pytest.mark.parametrize("coarse_state", ["restrict", "keep", "exchange"])
+@pytest.mark.parametrize("coarse_state", ["restrict", "keep"])
 def test_every_cycle_descends(coarse_state):
     """With small gradient steps on three levels, of 12, 6 and 2 layers."""
     method = MGOPT(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from jaxbraid._options import check_integer
 
 PathLike = str | os.PathLike[str]
 
@@ -17,6 +20,22 @@ def existing(path: PathLike, what: str, folder: bool = False) -> Path:
         kind = "folder" if folder else "file"
         raise FileNotFoundError(f"{path}: there is no such {kind}; it should be {what}.")
     return path
+
+
+def of_classes(
+    found: Mapping[str, Iterable[Path]], per_class: int | None, folder: Path, split: str
+) -> tuple[list[Path], np.ndarray]:
+    """The first `per_class` files (or all) of each class, sorted, and their classes as numbers."""
+    if per_class is not None:
+        check_integer("per_class", per_class, 1, " or None")
+    paths, labels = [], []
+    for label, (name, files) in enumerate(found.items()):
+        own = sorted(files)[:per_class]
+        if not own:
+            raise FileNotFoundError(f"{folder}: has no {split} files of the class {name}.")
+        paths += own
+        labels += [label] * len(own)
+    return paths, np.array(labels)
 
 
 def read_rows(path: PathLike, what: str, dtype: type, columns: int | None = None) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int
 
+from jaxbraid._options import check_choice
 from jaxbraid.datasets._files import PathLike, existing, read_rows, same_length
 
 SIGNALS = tuple(
@@ -44,8 +45,7 @@ def load_uci_har(folder: PathLike, split: Literal["train", "test"] = "train") ->
         D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz: A public domain dataset for
         human activity recognition using smartphones. ESANN 2013.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}: must be 'train' or 'test'.")
+    check_choice("split", split, ("train", "test"))
     folder = existing(folder, "the folder 'UCI HAR Dataset'", folder=True)
     part = existing(folder / split, f"the folder '{split}' of UCI-HAR", folder=True)
     labels_path, subjects_path = part / f"y_{split}.txt", part / f"subject_{split}.txt"

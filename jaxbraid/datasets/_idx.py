@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from jaxbraid._options import check_choice
 from jaxbraid.datasets._files import PathLike, existing, same_length
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -68,8 +69,7 @@ def load_mnist(
 
     `FileNotFoundError`, or `ValueError` saying what is wrong with the file.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}: must be 'train' or 'test'.")
+    check_choice("split", split, ("train", "test"))
     folder = existing(folder, "a folder of IDX files", folder=True)
     prefix = "train" if split == "train" else "t10k"
     images_path = _one_of(folder, f"{prefix}-images", "idx3-ubyte")

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxbraid._options import check_integer
-from jaxbraid.datasets._files import PathLike, existing
+from jaxbraid._options import check_choice, check_integer
+from jaxbraid.datasets._files import PathLike, existing, of_classes
 
 
 class Mesh(NamedTuple):
@@ -165,19 +165,12 @@ def load_modelnet(
 
     `FileNotFoundError`, or `ValueError` saying what is wrong with a file.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}: must be 'train' or 'test'.")
+    check_choice("split", split, ("train", "test"))
     folder = existing(folder, "the folder of ModelNet", folder=True)
-    if per_class is not None:
-        check_integer("per_class", per_class, 1, " or None")
     classes = tuple(sorted(p.parent.name for p in folder.glob(f"*/{split}") if p.is_dir()))
     if not classes:
         raise FileNotFoundError(f"{folder}: has no folder <class>/{split}.")
-    voxels, labels = [], []
-    for label, name in enumerate(classes):
-        paths = sorted((folder / name / split).glob("*.off"))[:per_class]
-        if not paths:
-            raise FileNotFoundError(f"{folder / name / split}: has no files *.off.")
-        voxels += [voxelize(read_off(path), size, solid=solid) for path in paths]
-        labels += [label] * len(paths)
-    return ModelNet(np.stack(voxels), np.array(labels), classes)
+    found = {name: (folder / name / split).glob("*.off") for name in classes}
+    paths, labels = of_classes(found, per_class, folder, split)
+    voxels = [voxelize(read_off(path), size, solid=solid) for path in paths]
+    return ModelNet(np.stack(voxels), labels, classes)

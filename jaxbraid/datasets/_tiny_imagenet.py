@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from jaxbraid._options import check_integer
-from jaxbraid.datasets._files import PathLike, existing
+from jaxbraid._options import check_choice, check_integer
+from jaxbraid.datasets._files import PathLike, existing, of_classes
 
 
 class TinyImageNet(NamedTuple):
@@ -47,24 +47,14 @@ def load_tiny_imagenet(
     `FileNotFoundError`, `ImportError` if Pillow is missing, or `ValueError` saying what is wrong
     with the file.
     """
-    if split not in ("train", "val"):
-        raise ValueError(f"split={split!r}: must be 'train' or 'val'.")
+    check_choice("split", split, ("train", "val"))
     folder = existing(folder, "the folder 'tiny-imagenet-200'", folder=True)
     names = _classes(folder)
-    for name, value in (("classes", classes), ("per_class", per_class)):
-        if value is not None:
-            check_integer(name, value, 1, " or None")
-    if classes is not None and classes > len(names):
+    if classes is not None and check_integer("classes", classes, 1, " or None") > len(names):
         raise ValueError(f"classes={classes}: {folder} has {len(names)} only.")
     names = names[:classes]
     found = (_train if split == "train" else _val)(folder, names)
-    paths, labels = [], []
-    for label, name in enumerate(names):
-        own = sorted(found.get(name, []))[:per_class]
-        if not own:
-            raise ValueError(f"{folder}: has no images of the class {name} in {split}.")
-        paths += own
-        labels += [label] * len(own)
+    paths, labels = of_classes(found, per_class, folder, split)
     images = [_read_image(path) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
@@ -72,7 +62,7 @@ def load_tiny_imagenet(
                 f"{path}: has the shape {image.shape}: must have {images[0].shape}, as "
                 f"{paths[0].name} has."
             )
-    return TinyImageNet(np.stack(images), np.array(labels), names)
+    return TinyImageNet(np.stack(images), labels, names)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -97,14 +87,14 @@ def _train(folder: Path, names: tuple[str, ...]) -> dict[str, list[Path]]:
 
 def _val(folder: Path, names: tuple[str, ...]) -> dict[str, list[Path]]:
     table = existing(folder / "val" / "val_annotations.txt", "the labels, a line an image")
-    found: dict[str, list[Path]] = {}
+    found: dict[str, list[Path]] = {name: [] for name in names}
     for i, line in enumerate(table.read_text().splitlines()):
         entries = line.split("\t")
         if len(entries) < 2:
             raise ValueError(f"{table}: line {i + 1} has no image and class: {line!r}.")
-        if entries[1] in names:
+        if entries[1] in found:
             path = existing(folder / "val" / "images" / entries[0], f"in line {i + 1} of {table}")
-            found.setdefault(entries[1], []).append(path)
+            found[entries[1]].append(path)
     return found
 
 

@@ -26,7 +26,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-# From here on XLA's own convolution of images is faster forward.
+# From here on XLA's own convolution of images is faster forward: in benchmarks/convolution.py, on
+# 28 x 28 pixels, 4.5 ms against 5.3 by products with 16 channels, but 2.4 against 1.6 with 8.
 # Smaller states may be batched over layers (`MGRIT.batch_intervals`), which it is slow at.
 _XLA_CHANNELS = 16
 _XLA_NUMBERS = 8192

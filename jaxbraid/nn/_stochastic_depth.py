@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from jaxbraid import _tree
 from jaxbraid._ode_net import Form
+from jaxbraid._options import check_choice
 
 
 class CommonKey(nnx.Variable):
@@ -61,8 +62,7 @@ class StochasticDepth(nnx.Module):
             raise TypeError(f"keep={keep!r}: must be a probability or a pair of them.")
         if not all(0 < p <= 1 for p in both):
             raise ValueError(f"keep={keep!r}: must lie in (0, 1].")
-        if form not in ("field", "step"):
-            raise ValueError(f"form={form!r}: must be 'field' or 'step'.")
+        check_choice("form", form, ("field", "step"))
         self.block = block
         self.keep = (float(both[0]), float(both[1]))
         self.per_sample = per_sample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,13 +43,6 @@ def interval(name: str, value: Any) -> tuple[float, float]:
     if not start < end:
         raise ValueError(f"{name}={value!r}: must increase.")
     return start, end
-
-
-def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """`value`, one of the names `allowed`."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
-    return value
 
 
 def each_level(name: str, value: Any, check: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbraid._options import check_choice
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
 from jaxbraid.problems._plot import Picture
@@ -218,7 +219,7 @@ def heat_1d_bdf(
     nx, half_waves = check.integer("nx", nx, 3), check.integer("half_waves", half_waves, 1)
     x, a = check.interval("x", x), check.number("a", a, above=0.0)
     levels = check.integer("levels", levels, 1)
-    start = check.choice("start", start, ("trapezoidal", "bdf1"))
+    start = check_choice("start", start, ("trapezoidal", "bdf1"))
     ts, kind = check.time_grid(t_end, nt, ts), check.precision(dtype)
     shortest = float(np.min(np.diff(ts)))
     gap = float(ts[1] - ts[0]) / 2 if dtau is None else check.number("dtau", dtau, above=0.0)

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbraid._options import check_choice
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import like, real
 from jaxbraid.problems._newton import solve_nonlinear
@@ -100,7 +101,7 @@ def dahlquist(
 
         G. Dahlquist: A special stability problem for linear multistep methods. BIT 3, 1963.
     """
-    methods = check.each_level("method", method, lambda n, m: check.choice(n, m, tuple(_DAHLQUIST)))
+    methods = check.each_level("method", method, lambda n, m: check_choice(n, m, tuple(_DAHLQUIST)))
     for name, value in (("lam", lam), ("u0", u0)):
         if isinstance(value, bool) or np.ndim(value) or not np.issubdtype(type(value), np.number):
             raise TypeError(f"{name}={value!r}: must be a real or complex number.")
@@ -307,7 +308,7 @@ def van_der_pol(
         Alexander: Diagonally implicit Runge-Kutta methods for stiff ODEs. SIAM J. Numer. Anal. 14,
         1977.
     """
-    methods = check.each_level("method", method, lambda n, m: check.choice(n, m, ("SDIRK2", "BE")))
+    methods = check.each_level("method", method, lambda n, m: check_choice(n, m, ("SDIRK2", "BE")))
     return Problem(
         "Van der Pol",
         check.one_or_all(tuple(_implicit(_van_der_pol, m) for m in methods)),

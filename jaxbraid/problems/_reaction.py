@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbraid import space
+from jaxbraid._options import check_choice
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
 from jaxbraid.problems._newton import solve_nonlinear_gmres
@@ -117,7 +118,7 @@ def allen_cahn_2d(
     if nu % 2:
         raise ValueError(f"nu={nu}: must be even.")
     eps, radius = check.number("eps", eps, above=0.0), check.number("radius", radius, above=0.0)
-    schemes = check.each_level("scheme", scheme, lambda n, s: check.choice(n, s, _SCHEMES))
+    schemes = check.each_level("scheme", scheme, lambda n, s: check_choice(n, s, _SCHEMES))
     ts, kind = check.time_grid(t_end, nt, ts), check.precision(dtype)
     grid = np.linspace(-0.5, 0.5, nx)
     distance = np.sqrt(np.add.outer(grid**2, grid**2))

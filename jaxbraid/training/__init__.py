@@ -2,6 +2,9 @@
 
 from jaxbraid.training._checkpoint import restore_training as restore_training
 from jaxbraid.training._checkpoint import save_training as save_training
+from jaxbraid.training._control import ControlState as ControlState
+from jaxbraid.training._control import Decision as Decision
+from jaxbraid.training._control import InexactnessControl as InexactnessControl
 from jaxbraid.training._convert import SerialStack as SerialStack
 from jaxbraid.training._convert import to_parallel as to_parallel
 from jaxbraid.training._convert import to_serial as to_serial
@@ -14,21 +17,15 @@ from jaxbraid.training._depth import restrict_layers as restrict_layers
 from jaxbraid.training._depth import restrict_optimizer_state as restrict_optimizer_state
 from jaxbraid.training._diagnostics import Diagnosis as Diagnosis
 from jaxbraid.training._diagnostics import diagnose as diagnose
+from jaxbraid.training._gradient_error import GradientError as GradientError
+from jaxbraid.training._gradient_error import adjoint_error as adjoint_error
+from jaxbraid.training._gradient_error import gradient_error as gradient_error
+from jaxbraid.training._gradient_error import gradient_noise as gradient_noise
+from jaxbraid.training._gradient_error import model_gradient as model_gradient
 from jaxbraid.training._guess import StateGuess as StateGuess
 from jaxbraid.training._guess import class_means as class_means
 from jaxbraid.training._guess import previous_states as previous_states
 from jaxbraid.training._guess import sample_states as sample_states
-from jaxbraid.training._inexact import ControlState as ControlState
-from jaxbraid.training._inexact import Decision as Decision
-from jaxbraid.training._inexact import GradientError as GradientError
-from jaxbraid.training._inexact import InexactnessControl as InexactnessControl
-from jaxbraid.training._inexact import Solvers as Solvers
-from jaxbraid.training._inexact import adjoint_error as adjoint_error
-from jaxbraid.training._inexact import gradient_error as gradient_error
-from jaxbraid.training._inexact import gradient_noise as gradient_noise
-from jaxbraid.training._inexact import model_gradient as model_gradient
-from jaxbraid.training._inexact import set_solvers as set_solvers
-from jaxbraid.training._inexact import solver_ladder as solver_ladder
 from jaxbraid.training._line_search import Backtracking as Backtracking
 from jaxbraid.training._mgopt import MGOPT as MGOPT
 from jaxbraid.training._mgopt import MGOPTInfo as MGOPTInfo
@@ -37,5 +34,8 @@ from jaxbraid.training._nested import NestedStep as NestedStep
 from jaxbraid.training._nested import nested_iteration as nested_iteration
 from jaxbraid.training._smooth import depth_penalty as depth_penalty
 from jaxbraid.training._smooth import smooth_layers as smooth_layers
+from jaxbraid.training._solvers import Solvers as Solvers
+from jaxbraid.training._solvers import set_solvers as set_solvers
+from jaxbraid.training._solvers import solver_ladder as solver_ladder
 from jaxbraid.training._timers import Timers as Timers
 from jaxbraid.training._timers import timers as timers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxbraid._ode_net import FORWARD, Form
+from jaxbraid import _tree
+from jaxbraid._ode_net import FORWARD, Form, euler_step, state_precision
 from jaxbraid._options import MGRIT
 from jaxbraid.flax import _block
 from jaxbraid.flax.nnx import ParallelStack
+from jaxbraid.training._stacks import replaced
 from jaxbraid.transfers import Transfer
 
 
@@ -23,7 +25,7 @@ class SerialStack(nnx.Module):
     r"""Blocks one after another in a Python loop, $x \leftarrow x + \Delta t\, b_n(x)$: plain Flax.
 
     `to_serial` makes it of a `ParallelStack`. `blocks` is an ordinary list of modules, each with
-    variables of its own, and calling it needs nothing of jaxbraid's engine.
+    variables of its own, and calling it needs no MGRIT.
 
     **Arguments**
 
@@ -51,24 +53,13 @@ class SerialStack(nnx.Module):
 
         `inputs` (leading axis N, one a layer) and `side` are those of a `ParallelODENet`.
         """
-        dt = (self.t_final - self.t_start) / len(self.blocks)
-        leaves = [a for a in jax.tree.leaves(x) if jnp.issubdtype(jnp.result_type(a), jnp.inexact)]
-        real = jnp.finfo(jnp.result_type(*leaves)).dtype
+        dt = jnp.asarray((self.t_final - self.t_start) / len(self.blocks))
+        samples: dict[str, Any] = {"dt": dt.astype(state_precision(x)), "side": side}
         for n, block in enumerate(self.blocks):
-            t, own = self.t_start + n * dt, jax.tree.map(lambda a: a[n], inputs)  # noqa: B023
-            given = {"t": jnp.asarray(t), "dt": jnp.asarray(dt, real), "side": side, "inputs": own}
+            given = samples | {"t": self.t_start + n * dt, "inputs": _tree.take(inputs, n)}
             value = block(x, **{k: given[k] for k in _block.extras(type(block).__call__)})  # pyright: ignore[reportCallIssue]
-            x = value if self.form == "step" else jax.tree.map(_euler(dt), x, value)
+            x = value if self.form == "step" else euler_step(x, value, dt)
         return x
-
-
-def _euler(dt: float) -> Callable[[Any, Any], Any]:
-    def step(u: Any, dudt: Any) -> Any:
-        if not jnp.issubdtype(jnp.result_type(u), jnp.inexact):
-            return u
-        return u + jnp.asarray(dt, jnp.finfo(u.dtype).dtype) * dudt
-
-    return step
 
 
 def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
@@ -80,6 +71,10 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
     not; and BatchNorm's `axis_name` is taken away. Of a `jaxbraid.nn.SplineStack` the blocks get
     the parameters of the layers, which `to_parallel` does not turn back into splines.
 
+    A Linen model makes its stacks when it is called, so nothing can take their place; but there
+    `ParallelStack(..., serial=True)` has the same variables, and a plain `block.apply` takes those
+    of layer n: `jax.tree.map(lambda a: a[n], variables["params"]["stack"]["blocks"])`.
+
     **Arguments**
 
     - `model`: a module that holds stacks, or is one; it stays as it is.
@@ -88,7 +83,7 @@ def to_serial(model: nnx.Module, *, device: Any = None) -> Any:
 
     **Raises**
 
-    `TypeError` if a stack is in a tuple, where it cannot be replaced.
+    `TypeError` if the model is no NNX module, or if a stack is in a tuple: it cannot be replaced.
     """
     serial = replaced(model, ParallelStack, _unstacked)
     state = nnx.state(serial)
@@ -191,38 +186,3 @@ def _stacked(serial: SerialStack, options: dict[str, Any]) -> ParallelStack:
     )
     stack.blocks = block(jax.tree.map(lambda *a: jnp.stack(a), *(state for _, state in parts)))
     return stack
-
-
-def replaced(model: nnx.Module, kind: type, make: Callable[[Any], nnx.Module]) -> Any:
-    """A copy of `model` with `make(m)` in the place of each module `m` of the class `kind`."""
-    model = nnx.clone(model)
-    if isinstance(model, kind):
-        return make(model)
-    nodes = list(nnx.iter_graph(model))
-    found = {path: m for path, m in nodes if isinstance(m, kind)}
-    done: dict[int, Any] = {}
-
-    def new(old: Any) -> Any:
-        if id(old) not in done:  # one that is shared stays shared
-            done[id(old)] = make(old)
-        return done[id(old)]
-
-    for path, parent in nodes:
-        if any(path[: len(p)] == p for p in found):  # what is in such a module stays
-            continue
-        if isinstance(parent, nnx.List | list):
-            for i, child in enumerate(parent):
-                if isinstance(child, kind):
-                    parent[i] = new(child)
-        elif isinstance(parent, dict):
-            parent.update({k: new(v) for k, v in parent.items() if isinstance(v, kind)})
-        elif isinstance(parent, nnx.Pytree):
-            for name, child in list(vars(parent).items()):
-                if isinstance(child, kind):
-                    setattr(parent, name, new(child))
-    for path, m in found.items():
-        inner = any(path[: len(p)] == p for p in found if p != path)
-        if id(m) not in done and not inner:
-            where = ".".join(map(str, path))
-            raise TypeError(f"model: the {kind.__name__} at {where} is in a tuple: use a nnx.List.")
-    return model

@@ -11,9 +11,9 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from jaxbraid._options import check_integer
-from jaxbraid.flax.nnx import ParallelStack
 from jaxbraid.training import _depth
 from jaxbraid.training._depth import Order
+from jaxbraid.training._stacks import stacks_of
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -41,7 +41,7 @@ def deepen(model: M, layers: int | Callable[[int], int], order: Order = "constan
     `ValueError` or `TypeError` naming the argument.
     """
     new = nnx.clone(model)
-    for stack in _stacks(new).values():
+    for stack in stacks_of(new).values():
         to = check_integer("layers", layers(stack.layers) if callable(layers) else layers, 1)
         state = nnx.state(stack.blocks)
         changed = nnx.map_state(lambda _, v, to=to: v.replace(_new_value(v, to, order)), state)
@@ -111,28 +111,15 @@ def split_model(
 
 def depth_of(model: nnx.Module) -> int:
     """The number of layers that all stacks of the model have."""
-    depths = {stack.layers for stack in _stacks(model).values()}
+    depths = {stack.layers for stack in stacks_of(model).values()}
     if len(depths) > 1:
         raise ValueError(f"model has stacks of {sorted(depths)} layers: must be of one depth.")
     return depths.pop()
 
 
-def _stacks(model: nnx.Module) -> dict[str, ParallelStack]:
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model={model!r}: must be a Flax NNX module.")
-    found = {
-        "/".join(map(str, path)): module
-        for path, module in nnx.iter_modules(model)
-        if isinstance(module, ParallelStack)
-    }
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no ParallelStack: there is no depth in it.")
-    return found
-
-
 def _in_stacks(model: nnx.Module) -> Callable[[str, Any], bool]:
     """The predicate `layered` for the model's variables."""
-    starts = tuple(f"{path}/blocks/".lstrip("/") for path in _stacks(model))
+    starts = tuple(f"{path}/blocks/".lstrip("/") for path in stacks_of(model))
     return lambda path, leaf: path.startswith(starts)
 
 

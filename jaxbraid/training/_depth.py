@@ -18,7 +18,7 @@ import optax
 from jaxtyping import PyTree
 
 from jaxbraid import _tree
-from jaxbraid._options import check_integer
+from jaxbraid._options import check_choice, check_integer
 
 Order = Literal["constant", "linear"]
 Kind = Literal["injection", "average", "transpose"]
@@ -276,9 +276,3 @@ def _state(
         return (new * (n / layers) ** power).astype(leaf.dtype) if power else new
 
     return jax.tree_util.tree_map_with_path(one, state, marked)
-
-
-def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """`value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.")

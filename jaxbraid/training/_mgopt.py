@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxbraid import _tree
-from jaxbraid._options import check_integer
+from jaxbraid._options import check_choice, check_integer
 from jaxbraid.training import _depth
 from jaxbraid.training._depth import Layered, Order
 from jaxbraid.training._line_search import Backtracking, along
@@ -73,10 +73,10 @@ class MGOPT:
     - `restriction`: of the weights: `"average"` or `"injection"`, as in `restrict_layers`.
         Gradients are restricted by the transposed prolongation.
     - `coarse_state`: where a coarse level's optimiser starts: `"restrict"`, from the finer level's
-        state (the coarse gradient is the restricted one there); `"exchange"`, so, and the finer
-        level goes on from the coarse one's, prolonged, unless the correction is rejected;
-        `"keep"`, from where it was left in the step before. With Adam `"restrict"` needed least
-        work where it was measured (`examples/sine.py`).
+        state (the coarse gradient is the restricted one there); `"keep"`, from where it was left
+        in the step before, as optimisers must whose state is no average of gradients (L-BFGS) or
+        that differ from level to level. With Adam `"restrict"` needs much less work on the
+        problem of `examples/sine.py`.
     - `line_search`: how the corrections' lengths are found.
     - `layered`: which weights have a layer axis, as in `prolong_layers`.
     - `min_layers`: fewest layers that a coarse level may have.
@@ -103,7 +103,7 @@ class MGOPT:
     coarse: int = 10
     order: Order = "constant"
     restriction: Literal["average", "injection"] = "average"
-    coarse_state: Literal["exchange", "restrict", "keep"] = "restrict"
+    coarse_state: Literal["restrict", "keep"] = "restrict"
     line_search: Backtracking = dataclasses.field(default_factory=Backtracking)
     layered: Layered = True
     min_layers: int = 2
@@ -113,9 +113,9 @@ class MGOPT:
             check_integer(name, getattr(self, name), least)
         if self.pre + self.post < 1:
             raise ValueError(f"pre={self.pre}, post={self.post}: one of them must be at least 1.")
-        _depth.check_choice("order", self.order, ("constant", "linear"))
-        _depth.check_choice("restriction", self.restriction, ("average", "injection"))
-        _depth.check_choice("coarse_state", self.coarse_state, ("exchange", "restrict", "keep"))
+        check_choice("order", self.order, ("constant", "linear"))
+        check_choice("restriction", self.restriction, ("average", "injection"))
+        check_choice("coarse_state", self.coarse_state, ("restrict", "keep"))
         for m in self._factors:
             check_integer("coarsening", m, 2)
         for name, given, need in (
@@ -147,7 +147,7 @@ class MGOPT:
         for layers in self.depths(params)[1:]:
             levels.append(self.restrict(levels[-1], layers))
         states = tuple(o.init(p) for o, p in zip(self._optimizers, levels, strict=False))
-        if self.coarse_state != "keep" and len({*map(jax.tree.structure, states)}) > 1:
+        if self.coarse_state == "restrict" and len({*map(jax.tree.structure, states)}) > 1:
             raise ValueError("coarse_state='restrict': the levels' optimisers differ in kind.")
         return states
 
@@ -234,7 +234,7 @@ def _cycle(
     gradient = method.restrict_gradient(known.gradient, coarse)
     term = _tree.sub(coarse_gradient, gradient)
     coarse_state = states[level + 1]
-    if method.coarse_state != "keep":
+    if method.coarse_state == "restrict":
         optimizer = method._optimizers[level]
         coarse_state = _depth.restrict_optimizer_state(
             optimizer, own, coarse, layered=method.layered
@@ -246,15 +246,6 @@ def _cycle(
     slope = _inner(known.gradient, e)
     length, tries = method.line_search(objective, params, known.value, slope, e)
     params = along(params, length, e)
-    if method.coarse_state == "exchange":
-        newer = _depth.prolong_optimizer_state(
-            method._optimizers[level + 1],
-            below.states[level + 1],
-            layers,
-            method.order,
-            layered=method.layered,
-        )
-        own = jax.tree.map(lambda a, b: jnp.where(length == 0, a, b), own, newer)
     params, own, _, later = smooth(method.post, params, own, None)
     work = layers * (2 * (used + later) + tries) + 2 * coarse + below.work
     return _Cycled(

@@ -1,0 +1,1 @@
+"""What jaxbraid costs, goal by goal: `make bench`, or `python -m benchmarks.NAME` for one."""
