@@ -93,7 +93,7 @@ def _checked(given: dict[str, Any]) -> list[jax.Array]:
     for name, value in arrays.items():
         if value.shape not in ((), b.shape):
             raise ValueError(f"{name} has shape {value.shape}: must be () or {b.shape}, as b's is.")
-    dtype = jnp.result_type(*given.values())
+    dtype = jnp.result_type(*arrays.values())
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.result_type(float)
     return [a.astype(dtype) for a in arrays.values()]
