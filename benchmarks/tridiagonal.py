@@ -5,7 +5,7 @@
 In double precision, time a system. As in a solve by MGRIT the systems come from `jax.vmap`, and are
 solved again and again in a loop, each with the solution of the last as right-hand side. The
 diagonals are numbers, each system's own, or arrays. "swept at once" are the rows at which grouping
-ends (`SWEPT_ROWS` in `jaxbraid/problems/_tridiagonal.py`): what other choices would cost.
+ends (`SWEPT_ROWS` in `jaxbraid/problems/_elimination.py`): what other choices would cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import _bench
 from benchmarks._bench import Row
-from jaxbraid.problems import _tridiagonal, tridiagonal_solve
+from jaxbraid.problems import _elimination, _tridiagonal, tridiagonal_solve
 
 SWEPT = (8, 16, 32, 64, 128)
 
@@ -67,10 +67,10 @@ def rows(quick: bool) -> Iterator[Row]:
     for systems in (1, 16) if quick else (1, 256):
         times, runs = total // max(systems, 16), {}
         for swept in SWEPT:
-            _tridiagonal.SWEPT_ROWS = swept
+            _elimination.SWEPT_ROWS = swept
             runs[f"{swept}"] = solver(tridiagonal_solve, systems, n, False, times)
             runs[f"{swept}"]()  # compiled with this choice
-        _tridiagonal.SWEPT_ROWS = 32
+        _elimination.SWEPT_ROWS = 32
         t = a_system(runs, quick, times * systems)
         yield Row(f"{n} rows, swept at once, {systems} systems", _bench.told(t), "")
 
