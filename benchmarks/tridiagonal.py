@@ -25,8 +25,8 @@ SWEPT = (8, 16, 32, 64, 128)
 
 
 def library(*given: Any) -> Any:
-    *matrix, b = (jnp.asarray(d, jnp.float64) for d in given)
-    return _tridiagonal._library(tuple(matrix), b)
+    lower, main, upper, b = (jnp.asarray(d, jnp.float64) for d in given)
+    return _tridiagonal._library((lower, main, upper), b)
 
 
 def solver(solve: Callable, systems: int, rows: int, arrays: bool, times: int) -> Callable[[], Any]:

@@ -28,14 +28,9 @@ def _sweeps(matrix: Diagonals, b: jax.Array) -> jax.Array:
 
     Under `vmap` the batch comes last in memory, and a row of all systems is one vector operation.
     """
-    numbers = [None if d.ndim else d for d in matrix]  # not written out for every row
-    rows = [d if d.ndim else None for d in matrix]
 
-    def down(above: tuple[jax.Array, jax.Array], row: Any) -> tuple[Any, Any]:
-        (c, d), (given, b) = above, row
-        lower, main, upper = (
-            number if own is None else own for number, own in zip(numbers, given, strict=True)
-        )
+    def down(above: tuple[jax.Array, jax.Array], row: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        (c, d), (lower, main, upper, b) = above, row
         scale = 1 / (main - lower * c)
         out = upper * scale, (b - lower * d) * scale
         return out, out
@@ -46,7 +41,8 @@ def _sweeps(matrix: Diagonals, b: jax.Array) -> jax.Array:
         return x, x
 
     zero = jnp.zeros((), b.dtype)
-    _, reduced = lax.scan(down, (zero, zero), (rows, b))
+    rows = (*(jnp.broadcast_to(d, b.shape) for d in matrix), b)
+    _, reduced = lax.scan(down, (zero, zero), rows)
     return lax.scan(up, zero, reduced, reverse=True)[1]
 
 
@@ -158,7 +154,7 @@ def solve_by_arrays(matrix: Diagonals, b: jax.Array) -> jax.Array:
     rows = [jnp.broadcast_to(v * scale, (n,)) for v in (lower, upper, b)]
     # behind the last row stand those of unknowns that are zero
     rows = _written([jnp.pad(v, (0, -n % 4)) for v in rows])
-    a, g, b = ([v[i::4] for i in range(4)] for v in rows)
+    a, g, own = ([v[i::4] for i in range(4)] for v in rows)
     (d,) = _written([1 / (1 - a[1] * g[0] - a[2] * g[1])])
     first = (1 - a[2] * g[1]) * d, -g[0] * d, g[0] * g[1] * d  # rows of G
     third = a[1] * a[2] * d, -a[2] * d, (1 - a[1] * g[0]) * d
@@ -166,19 +162,20 @@ def solve_by_arrays(matrix: Diagonals, b: jax.Array) -> jax.Array:
     def from_next(x: jax.Array) -> jax.Array:
         return jnp.append(x[1:], jnp.zeros_like(x[:1]))
 
-    def times(row: tuple[jax.Array, ...], b: list[jax.Array]) -> jax.Array:
-        return row[0] * b[0] + row[1] * b[1] + row[2] * b[2]
+    def times(row: tuple[jax.Array, ...], of: list[jax.Array]) -> jax.Array:
+        return row[0] * of[0] + row[1] * of[1] + row[2] * of[2]
 
     between = (
         -a[3] * third[0] * a[0],
         1 - a[3] * third[2] * g[2] - g[3] * from_next(first[0] * a[0]),
         -g[3] * from_next(first[2] * g[2]),
     )
-    y = b[3] - a[3] * times(third, b) - g[3] * from_next(times(first, b))
+    y = own[3] - a[3] * times(third, own) - g[3] * from_next(times(first, own))
     left, fourth = _sides(solve_by_arrays(between, y))
-    b = [b[0] - a[0] * left, b[1], b[2] - g[2] * fourth]
-    second = (b[1] - a[1] * b[0] - g[1] * b[2]) * d
-    return jnp.stack([times(first, b), second, times(third, b), fourth], axis=1).reshape(-1)[:n]
+    given = [own[0] - a[0] * left, own[1], own[2] - g[2] * fourth]
+    second = (given[1] - a[1] * given[0] - g[1] * given[2]) * d
+    x = jnp.stack([times(first, given), second, times(third, given), fourth], axis=1)
+    return x.reshape(-1)[:n]
 
 
 # -- both -----------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ def tridiagonal_solve(
     r"""Solve $l_i x_{i-1} + d_i x_i + c_i x_{i+1} = b_i$ with $x_{-1} = x_n = 0$.
 
     For steps of your own that are implicit in one dimension of space. MGRIT batches them over the
-    intervals (as `jax.vmap` does), and there this is several times as fast on a CPU as
-    `jax.lax.linalg.tridiagonal_solve`, which it uses on other devices. It is fastest where the
-    three diagonals are numbers. It can be differentiated, forward and in reverse, by the diagonals
-    and by `b`.
+    intervals (as `jax.vmap` does). On a CPU this then takes about a tenth of the time of
+    `jax.lax.linalg.tridiagonal_solve` where the three diagonals are numbers, half of it where they
+    are arrays, and less than it for one system, too. Other devices use that function. It can be
+    differentiated, forward and in reverse, by the diagonals and by `b`.
 
     On a CPU rows are not exchanged, which is safe for matrices that are diagonally dominant or
     symmetric and positive definite, as those of diffusion are.
