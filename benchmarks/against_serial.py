@@ -31,8 +31,10 @@ writes the states), and the coarse steps 2 k + 1 times one after another or at o
 batch must be cheaper than a step of the scan by k + 1 times the goal: for one iteration 6 times for
 ODEs, and for the heat equation's few iterations as many times 1.5. The scan keeps a state of few
 numbers in registers; a batched step reads and writes its states, and with intervals first in memory
-the numbers of a state lie side by side, so arithmetic is done on strided parts. A tridiagonal solve
-takes the same time for a system whether there is one or many.
+the numbers of a state lie side by side, so arithmetic is done on strided parts. A step of the heat
+equation takes 6 us in the scan, of which the solve takes 4, and 2 in a batch: at the four or five
+times that all steps are made here that is no gain, over a scan with LAPACK's solver (20 us) it is.
+Writing all states costs the scan once what copying them costs, and MGRIT twice.
 """
 UNROLL = (1, 2, 4, 16)
 Run = Callable[[], Any]

@@ -7,7 +7,7 @@
     heat.plot(sol.us, "heat.png")
 
 `diffrax_step` makes a step of any one-step solver of diffrax, and `ode` a problem of any vector
-field.
+field; `tridiagonal_solve` serves implicit steps of your own.
 """
 
 from jaxbraid.problems._advection import advection_1d as advection_1d
@@ -28,3 +28,4 @@ from jaxbraid.problems._reaction import allen_cahn_2d as allen_cahn_2d
 from jaxbraid.problems._reaction import gray_scott_2d as gray_scott_2d
 from jaxbraid.problems._spectral import kuramoto_sivashinsky as kuramoto_sivashinsky
 from jaxbraid.problems._spectral import schroedinger_1d as schroedinger_1d
+from jaxbraid.problems._tridiagonal import tridiagonal_solve as tridiagonal_solve

@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
-from jaxbraid.problems._heat import Interval, inner_points, theta_order, tridiagonal
+from jaxbraid.problems._heat import Interval, inner_points, theta_order
 from jaxbraid.problems._plot import Picture
 from jaxbraid.problems._problem import Problem, Step
+from jaxbraid.problems._tridiagonal import tridiagonal_solve
 
 
 @functools.cache
@@ -118,7 +119,7 @@ def _burgers(x: Interval, left: float, right: float, theta: float) -> Step:
         d = new - old  # known at the ends
         b = dt * change(u, old)
         b = b.at[0].add(-lower[0] * d[0]).at[-1].add(-upper[-1] * d[1])
-        return u + tridiagonal(lower, 1 + 2 * diffusion, upper, b)
+        return u + tridiagonal_solve(lower, 1 + 2 * diffusion, upper, b)
 
     return step
 

@@ -15,6 +15,7 @@ from jaxbraid.problems import _arguments as check
 from jaxbraid.problems._arguments import real
 from jaxbraid.problems._plot import Picture
 from jaxbraid.problems._problem import Problem, Step
+from jaxbraid.problems._tridiagonal import tridiagonal_solve
 
 Interval = tuple[float, float]
 
@@ -24,24 +25,14 @@ def inner_points(x: Interval, n: int) -> tuple[np.ndarray, float]:
     return np.linspace(*x, n + 2)[1:-1], (x[1] - x[0]) / (n + 1)
 
 
-def tridiagonal(lower: Any, main: Any, upper: Any, b: jax.Array) -> jax.Array:
-    """Solve the tridiagonal system whose diagonals are arrays like b, or numbers."""
-
-    def diagonal(d: Any) -> jax.Array:
-        return jnp.broadcast_to(jnp.asarray(d, b.dtype), b.shape)
-
-    below, above = diagonal(lower).at[0].set(0), diagonal(upper).at[-1].set(0)
-    return jax.lax.linalg.tridiagonal_solve(below, diagonal(main), above, b[:, None])[:, 0]
-
-
 def theta_order(theta: float) -> int:
     """Global order of the theta method."""
     return 2 if theta == 0.5 else 1
 
 
-def _solve(shift: Any, scale: Any, b: jax.Array) -> jax.Array:
+def _solve(shift: Any, scale: Any, b: Any) -> jax.Array:
     """Solve (shift I + scale tridiag(-1, 2, -1)) u = b."""
-    return tridiagonal(-scale, shift + 2 * scale, -scale, b)
+    return tridiagonal_solve(-scale, shift + 2 * scale, -scale, b)
 
 
 def _second_difference(u: Any) -> Any:
