@@ -5,9 +5,8 @@
 
 A `lax.scan` over four layers x + 0.1 tanh(K * x) with kernels three wide, in single precision: the
 shortest of several times a layer. "forward" is the scan, "gradient" its reverse mode, the scan
-included, and "of 8" the gradient of eight such scans at once by `jax.vmap`, each with kernels of its
-own, as MGRIT batches intervals: the time of one. The last column is how many times faster the
-gradient is.
+included, "of 8" the time of one of eight such gradients at once by `jax.vmap`, each with kernels of
+its own, as MGRIT batches intervals. The last column is how many times faster the gradient is.
 """
 
 from __future__ import annotations

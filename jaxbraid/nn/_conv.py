@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,9 +32,9 @@ from jaxtyping import Array, Float
 # From here on XLA's own convolution of images is faster: of 28 x 28 pixels and a batch of 50, a
 # layer forward and its kernel's gradient take XLA 2.5 and 2.4 ms, products 1.5 and 1.5, with 8
 # channels; but 4.7 and 5.9 against 7.3 and 6.0 with 16.
-# Smaller states may be batched over layers, each with a kernel of its own, which it is slow at.
 _XLA_CHANNELS = 16
-_XLA_NUMBERS = 8192
+# Numbers of a state above which it is stepped alone, as MGRIT does with its intervals.
+_LARGE = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +166,12 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _conv(window: _Window, x: Array, kernel: Array) -> Array:
-    if not _suits_xla(window, x, kernel):
+    def conv(x: Array, kernel: Array) -> Array:
+        if _suits_xla(window, x, kernel):
+            return _by_xla(window, x, kernel, window.strides, window.padding)
         return _by_products(window, x, kernel)
 
-    @jax.custom_batching.sequential_vmap  # over kernels XLA would take the naive loop
-    def conv(x: Array, kernel: Array) -> Array:
-        return _by_xla(window, x, kernel, window.strides, window.padding)
-
-    return conv(x, kernel)
+    return _batchable(conv, x)(x, kernel)
 
 
 def _conv_forward(window: _Window, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -198,14 +196,13 @@ def _input_gradient(window: _Window, x: Array, kernel: Array, dy: Array) -> Arra
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _kernel_gradient(window: _Window, size: tuple[int, ...], x: Array, dy: Array) -> Array:
     kernel = jax.ShapeDtypeStruct((*size, x.shape[-1], dy.shape[-1]), x.dtype)
-    if not _suits_xla(window, x, kernel) or max(window.strides) > 1:
+
+    def gradient(x: Array, dy: Array) -> Array:
+        if _suits_xla(window, x, kernel) and max(window.strides) == 1:
+            return _kernel_gradient_by_xla(window, x, size, dy)
         return _kernel_gradient_by_products(window, x, kernel, dy)
 
-    @jax.custom_batching.sequential_vmap
-    def gradient(x: Array, dy: Array) -> Array:
-        return _kernel_gradient_by_xla(window, x, size, dy)
-
-    return gradient(x, dy)
+    return _batchable(gradient, x)(x, dy)
 
 
 def _kernel_gradient_forward(window: _Window, size: tuple[int, ...], x: Array, dy: Array) -> Any:
@@ -225,12 +222,20 @@ def _kernel_gradient_backward(
 _kernel_gradient.defvjp(_kernel_gradient_forward, _kernel_gradient_backward)
 
 
+def _batchable(f: Callable[..., Array], x: Array) -> Callable[..., Array]:
+    """How `jax.vmap` does `f` over many kernels: with large `x` in turn, which stays in the cache.
+
+    XLA would take the naive loop for a batch of its convolutions.
+    """
+    return jax.custom_batching.sequential_vmap(f) if x.size > _LARGE else f
+
+
 def _suits_xla(window: _Window, x: Array, kernel: Any) -> bool:
     """Whether this is a convolution of images that XLA is fast at, within loops as well."""
     return (
         x.ndim <= 4
         and x.dtype == jnp.float32
-        and x.size > _XLA_NUMBERS
+        and x.size > _LARGE
         and min(kernel.shape[-2:]) >= _XLA_CHANNELS
         and math.prod(kernel.shape[:-2]) > 1
         and all(d == 1 for d in window.lhs_dilation + window.rhs_dilation)
