@@ -5,7 +5,8 @@
 
 A `lax.scan` over four layers x + 0.1 tanh(K * x) with kernels three wide, in single precision: the
 shortest of several times a layer. "forward" is the scan, "gradient" its reverse mode, the scan
-included. The last column is how many times faster the gradient is.
+included, "of 8" the time of one of eight such gradients at once by `jax.vmap`, each with kernels of
+its own, as MGRIT batches intervals. The last column is how many times faster the gradient is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jax import lax
 from jaxbraid.nn import conv_general_dilated
 
 LAYERS = 4
+BATCHED = 8
 DIMS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 SETTINGS = {  # (batch, *space), channels
     "1D 256, 8 channels, batch 50": ((50, 256), 8),
@@ -43,8 +45,8 @@ def shortest(f, *args) -> float:
     return min(times)
 
 
-def times(conv, shape, channels) -> tuple[float, float]:
-    """Milliseconds of a layer: forward, and with the gradient."""
+def setting(conv, shape, channels):
+    """A scan over layers, its gradient, and what they are called with."""
     dims = len(shape) - 1
     kernels = 0.1 * jax.random.normal(
         jax.random.key(1), (LAYERS, *(3,) * dims, channels, channels), jnp.float32
@@ -58,21 +60,35 @@ def times(conv, shape, channels) -> tuple[float, float]:
     def net(x, kernels):
         return lax.scan(layer, x, kernels)[0]
 
-    gradient = jax.jit(jax.grad(lambda x, kernels: jnp.sum(net(x, kernels) ** 2), (0, 1)))
-    forward, both = shortest(jax.jit(net), x, kernels), shortest(gradient, x, kernels)
+    return net, jax.grad(lambda x, kernels: jnp.sum(net(x, kernels) ** 2), (0, 1)), (x, kernels)
+
+
+def times(conv, shape, channels) -> tuple[float, float]:
+    """Milliseconds of a layer: forward, and with the gradient."""
+    net, gradient, args = setting(conv, shape, channels)
+    forward, both = (shortest(jax.jit(f), *args) for f in (net, gradient))
     return 1e3 * forward / LAYERS, 1e3 * both / LAYERS
+
+
+def batched_time(conv, shape, channels) -> float:
+    """Milliseconds of a layer with the gradient, in a batch that differs in kernels too."""
+    _, gradient, args = setting(conv, shape, channels)
+    batch = [jnp.stack([(1 + i / 8) * a for i in range(BATCHED)]) for a in args]
+    return 1e3 * shortest(jax.jit(jax.vmap(gradient)), *batch) / (LAYERS * BATCHED)
 
 
 def main(names: list[str]) -> None:
     head = f"{'forward':>9}{'gradient':>10}"
-    print(f"{'ms a layer':34}{'lax':>19}{'jaxbraid.nn':>20}\n{'':34}{head} {head}{'ratio':>8}")
+    print(f"{'ms a layer':34}{'lax':>19}{'jaxbraid.nn':>20}")
+    print(f"{'':34}{head} {head}{f'of {BATCHED}':>8}{'ratio':>8}")
     for name, (shape, channels) in SETTINGS.items():
         if names and not any(n in name for n in names):
             continue
         xla = times(lax.conv_general_dilated, shape, channels)
         ours = times(conv_general_dilated, shape, channels)
         row = " ".join(f"{a:9.2f}{b:10.2f}" for a, b in (xla, ours))
-        print(f"{name:34}{row}{xla[1] / ours[1]:8.1f}", flush=True)
+        batched = batched_time(conv_general_dilated, shape, channels)
+        print(f"{name:34}{row}{batched:8.2f}{xla[1] / ours[1]:8.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,17 +73,53 @@ def test_values_and_gradients(setting):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("channels", [(16, 20), (20, 3)])
-def test_large_images(channels):
-    """Forward and in the input's gradient these are left to XLA, if they have many channels."""
-    x, kernel = arrays((40, 20), (3, 3), channels, dtype=jnp.float32)
-    options = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": DIMS[2]}
-    got = value_and_gradients(nn.conv_general_dilated, x, kernel, **options)
+LARGE = {
+    "same": ((40, 20), (16, 20), (3, 3), (1, 1), "SAME"),
+    "few channels out": ((40, 20), (20, 3), (3, 3), (1, 1), "SAME"),
+    "even window": ((40, 20), (16, 17), (4, 2), (1, 1), "VALID"),
+    "padding by numbers": ((40, 20), (16, 16), (3, 2), (1, 1), ((0, 3), (4, 1))),
+    "cropping": ((40, 20), (16, 16), (2, 2), (1, 1), ((-1, 0), (0, -2))),
+    "strides": ((40, 20), (16, 16), (3, 3), (2, 3), "SAME"),
+    "1D": ((400,), (16, 18), (3,), (1,), "SAME"),
+}
+
+
+@pytest.mark.parametrize("setting", LARGE.values(), ids=LARGE)
+def test_large_images(setting):
+    """These are left to XLA, gradients in a layout that it is fast in, if channels are many."""
+    space, channels, window, strides, padding = setting
+    x, kernel = arrays(space, window, channels, dtype=jnp.float32)
+    options = {"dimension_numbers": DIMS[len(space)]}
+    got = value_and_gradients(nn.conv_general_dilated, x, kernel, strides, padding, **options)
     x, kernel = x.astype(float), kernel.astype(float)
-    expected = value_and_gradients(lax.conv_general_dilated, x, kernel, **options)
+    expected = value_and_gradients(lax.conv_general_dilated, x, kernel, strides, padding, **options)
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == jnp.float32
+        assert a.shape == b.shape
         assert relative_error(a, b) < 1e-5
+
+
+def test_large_images_batched_over_kernels_and_second_derivatives():
+    """In turn, for XLA is slow at one convolution with a group for each kernel."""
+    x, kernel = arrays((26, 10), (3, 3), (16, 16))
+    xs, kernels = (jnp.stack([a, 2 * a, a + 1]) for a in (x, kernel))
+    options = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": DIMS[2]}
+
+    def second(conv):
+        def first(x, k):
+            gradients = jax.grad(lambda x, k: jnp.sum(jnp.sin(conv(x, k, **options))), (0, 1))(x, k)
+            return sum(jnp.sum(g * jnp.cos(g)) for g in gradients)
+
+        return jax.jit(jax.vmap(jax.grad(first, (0, 1))))
+
+    single = [a.astype(jnp.float32) for a in (xs / 9, kernels / 9)]
+    program = second(nn.conv_general_dilated)
+    expected = second(lax.conv_general_dilated)(*(a.astype(float) for a in single))
+    for a, b in zip(program(*single), expected, strict=True):
+        assert relative_error(a, b) < 1e-4
+    text = program.lower(*single).as_text()
+    assert "stablehlo.convolution" in text
+    assert not re.search(r"(feature|batch)_group_count = [^1]", text)
 
 
 @pytest.mark.parametrize("preferred", [None, jnp.float32])
@@ -129,22 +165,21 @@ def test_batched_over_kernels():
     assert "conv_general_dilated[" not in text
 
 
-def test_inside_a_checked_shard_map():
+@pytest.mark.parametrize(("space", "channels"), [((6,), 3), ((400,), 16)])
+def test_inside_a_checked_shard_map(space, channels):
     """The kernel is the same on all devices, the images are not."""
-    x, kernel = arrays((6,), (3,), batch=4)
+    x, kernel = arrays(space, (3,), (channels, channels), batch=4, dtype=jnp.float32)
+
+    def total(conv, x, k):
+        return jnp.sum(jnp.sin(conv(x, k, (1,), "SAME", dimension_numbers=DIMS[1])))
 
     def f(x, k):
-        y = nn.conv_general_dilated(x, k, (1,), "SAME", dimension_numbers=DIMS[1])
-        return lax.psum(jnp.sum(jnp.sin(y)), "data")
+        return lax.psum(total(nn.conv_general_dilated, x, k), "data")
 
     mapped = jax.shard_map(f, mesh=mesh_of(1, 2), in_specs=(P("data"), P()), out_specs=P())
     got = jax.jit(jax.grad(mapped, (0, 1)))(x, kernel)
-
-    def plain(x, k):
-        y = lax.conv_general_dilated(x, k, (1,), "SAME", dimension_numbers=DIMS[1])
-        return jnp.sum(jnp.sin(y))
-
-    assert relative_error(got, jax.grad(plain, (0, 1))(x, kernel)) < 1e-12
+    truth = jax.grad(lambda x, k: total(lax.conv_general_dilated, x, k), (0, 1))
+    assert relative_error(got, truth(x.astype(float), kernel.astype(float))) < 1e-5
 
 
 def test_other_layouts_backends_and_dtypes_are_left_to_lax(monkeypatch):
@@ -230,7 +265,7 @@ def kernels_of_a_training_step(conv, space, channels):
     return set(re.findall(r"convolution\(.*dim_labels=(\w+->\w+)", text))
 
 
-FORWARD = "b01f_01io->b01f"  # the fast kind
+FORWARD = "b01f_01io->b01f"  # the fast kind, of gradients too
 
 
 @pytest.mark.parametrize(
@@ -244,7 +279,7 @@ FORWARD = "b01f_01io->b01f"  # the fast kind
     ids=str,
 )
 def test_no_gradient_of_a_convolution_is_left_in_loops(space, channels, left):
-    """In what XLA compiles: none but forward convolutions of large images."""
+    """In what XLA compiles: none but convolutions of large images in their fast layout."""
     naive = kernels_of_a_training_step(lax.conv_general_dilated, space, channels)
     assert naive - {FORWARD}
     assert kernels_of_a_training_step(nn.conv_general_dilated, space, channels) == left
