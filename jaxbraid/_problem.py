@@ -18,6 +18,7 @@ from jaxbraid._comm import Comm, OneDevice
 from jaxbraid._delta import some_basis, unit_vectors
 from jaxbraid._equations import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
+from jaxbraid._numbers import NeedsWhole, NumbersSplit, by_numbers, few
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer
@@ -118,11 +119,12 @@ class Space:
     first: tuple[list[Any], ...]  # u0, restricted, without the constants
 
     @classmethod
-    def of(cls, setup: Setup, u0: Tree, levels: int) -> Space:
+    def of(cls, setup: Setup, u0: Tree, levels: int, apart: bool = False) -> Space:
+        """The spaces of states like `u0`; `apart`: the states' numbers are leaves of their own."""
         shapes, splits, constants, first = [], [], [], []
         u = u0
         for level in range(levels):
-            split = Split.of(u)
+            split = NumbersSplit.of(u) if apart else Split.of(u)
             diff, rest = split(u)
             shapes.append(_tree.shapes(u))
             splits.append(split)
@@ -163,9 +165,33 @@ def batched(fn: Callable[..., Tree]) -> Callable[..., Tree]:
 
 def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
     """A step of `level`: state without constants -> (next state, auxiliary output)."""
-    step = setup.step(level)
-    out, aux = step(x.time, space.join(level, u), x.own, shared.args, shared.side)
-    return space.split[level](out)[0], aux
+    step, split = setup.step(level), space.split[level]
+
+    def run(x: Inputs, u: Tree) -> tuple[Tree, Tree]:
+        out, aux = step(x.time, space.join(level, u), x.own, shared.args, shared.side)
+        return split(out)[0], aux
+
+    return by_numbers(run, x, u) if isinstance(split, NumbersSplit) else run(x, u)
+
+
+def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
+    """Whether the steps of all levels can be carried out number by number, and gain by it."""
+    if setup.transfers is not None or not few(data.u0):
+        return False
+    split = NumbersSplit.of(data.u0)
+    numbers, rest = split(data.u0)
+    for level, x in enumerate(inputs):
+
+        def run(x: Inputs, u: Tree, level: int = level) -> Any:
+            u, shared = split.join(u, rest), data.shared
+            return setup.step(level)(x.time, u, x.own, shared.args, shared.side)
+
+        try:
+            x = jax.eval_shape(lambda x: _tree.take(x, 0), x._replace(active=None))
+            jax.eval_shape(lambda x, u: by_numbers(run, x, u), x, numbers)
+        except NeedsWhole:
+            return False
+    return True
 
 
 def forward_step(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
@@ -237,10 +263,14 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
     """The forward equations of all levels on this device, and the states' spaces."""
     config = setup.forward
     h, _ = setup.hierarchies(comm.size)
-    space = Space.of(setup, data.u0, len(h.levels))
-    levels, own = [], data.own
+    inputs, own = [], data.own
     for l, level in enumerate(h.levels):
-        inputs = level_inputs(setup, data, h, l, comm, own)
+        inputs.append(level_inputs(setup, data, h, l, comm, own))
+        if l < len(h.levels) - 1:
+            own = to_next(h, l, comm, level.first_slots(own))
+    space = Space.of(setup, data.u0, len(h.levels), steps_apart(setup, data, tuple(inputs)))
+    levels = []
+    for l, level in enumerate(h.levels):
 
         def phi(x: Inputs, u: Tree, l: int = l) -> Tree:
             return forward_step(setup, space, l, x, u, data.shared)[0]
@@ -252,8 +282,8 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
                 level,
                 row_of(h, l, comm),
                 phi,
-                inputs,
-                arrange_inputs(level, inputs, batch, False),
+                inputs[l],
+                arrange_inputs(level, inputs[l], batch, False),
                 space.first[l],
                 batch,
                 None if coarsest else space.restrict(setup, l),
@@ -264,8 +294,6 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
                 last_c=h.last_c_point(l),
             )
         )
-        if not coarsest:
-            own = to_next(h, l, comm, level.first_slots(own))
     p = Problem(
         tuple(levels),
         config,

@@ -1,0 +1,89 @@
+"""Steps of states of few numbers: done number by number, with the same results."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbraid
+from jaxbraid import MGRIT, problems
+from jaxbraid._numbers import NeedsWhole, NumbersSplit, by_numbers
+from nets import mesh_of
+from serial import serial
+
+
+def apart(fn, u):
+    """`fn` of the numbers in `u`."""
+    split = NumbersSplit.of(u)
+    numbers, rest = split(u)
+    return by_numbers(lambda x: fn(split.join(x, rest)), numbers)
+
+
+def moved(u):
+    x, y, z = u
+    top = jnp.stack([z, -x])
+    bent = jnp.where(u > 0, jnp.sin(u), 0.5 * u**3)[::-1] + u.sum()
+    return jnp.concatenate([top, jnp.clip(bent, -1.0, 2.0)[1:2]]) * jnp.array([1.0, 2.0, y.size])
+
+
+def test_arithmetic_on_entries_is_done_on_numbers():
+    """The result is that of the arrays, and no array of the state is left in the program."""
+    u = jnp.array([0.3, -0.7, 1.1])
+    np.testing.assert_allclose(apart(moved, u), moved(u), rtol=1e-14)
+    split = NumbersSplit.of(u)
+    program = jax.make_jaxpr(lambda x: split(by_numbers(lambda x: moved(split.join(x, [])), x))[0])(
+        split(u)[0]
+    )
+    at_work = [e for e in program.eqns if e.primitive.name in ("sin", "mul", "add", "select_n")]
+    assert at_work
+    assert all(v.aval.shape == () for e in at_work for v in e.outvars)
+
+
+@pytest.mark.parametrize("fn", [lambda u: jnp.ones((3, 3)) @ u, jnp.sort, lambda u: u.at[0].add(1)])
+def test_what_needs_an_array_is_found(fn):
+    with pytest.raises(NeedsWhole):
+        apart(fn, jnp.arange(3.0))
+
+
+def test_numbers_of_a_tree_and_back():
+    """Batched too, with leaves that are no real numbers left out."""
+    u = {"a": jnp.arange(4.0).reshape(2, 2), "key": jax.random.key(1), "z": jnp.complex64(1j)}
+    split = NumbersSplit.of(u)
+    numbers, rest = split(u)
+    assert [jnp.shape(x) for x in numbers] == [()] * 5
+    many = {**u, "a": jnp.stack([u["a"], -u["a"]]), "z": jnp.array([1j, 2.0])}
+    back = split.join(split(many)[0], rest)
+    np.testing.assert_array_equal(back["a"], many["a"])
+    np.testing.assert_array_equal(back["z"], many["z"])
+    assert back["key"] is u["key"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lorenz_against_the_scan(devices):
+    """A vector and a pytree, on one device and on a mesh, with gradients on one."""
+    problem = problems.lorenz_63(t_end=0.5, nt=96)
+    ts, mesh = jnp.asarray(problem.ts), None if devices == 1 else mesh_of(devices)
+    where = {"mesh": mesh, "layer_axis": "depth"}
+    truth = serial(problem.step, problem.u0, ts, args=problem.args)
+    config = MGRIT(levels=2, coarsening=8, max_iters=8)
+
+    def step(t0, t1, u, params, args):
+        x, y, z = problem.step(t0, t1, jnp.append(u["xy"], u["z"]), params, args)
+        return {"xy": jnp.stack([x, y]), "z": z}
+
+    def last(u0):
+        return jaxbraid.solve(step, u0, ts, None, problem.args, config=config, **where)
+
+    u0 = {"xy": jnp.asarray(problem.u0[:2]), "z": jnp.asarray(problem.u0[2])}
+    sol = last(u0)
+    np.testing.assert_allclose(sol.us["xy"], truth[:, :2], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(sol.us["z"], truth[:, 2], rtol=1e-11, atol=1e-11)
+    if devices > 1:
+        return
+    g = jax.grad(lambda u0: last(u0).u["z"])(u0)
+    h = jax.grad(lambda u: serial(problem.step, u, ts, args=problem.args)[-1, 2])(
+        jnp.asarray(problem.u0)
+    )
+    np.testing.assert_allclose(jnp.append(g["xy"], g["z"]), h, rtol=1e-9)
