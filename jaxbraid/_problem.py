@@ -176,8 +176,8 @@ def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shar
 
 def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
     """Whether the steps of all levels can be carried out number by number, and gain by it."""
-    if setup.transfers is not None or not few(data.u0):
-        return False
+    if setup.transfers is not None or setup.linearises_forward or not few(data.u0):
+        return False  # (linearisations that are kept are of states as the adjoint solve has them)
     split = NumbersSplit.of(data.u0)
     numbers, rest = split(data.u0)
     for level, x in enumerate(inputs):
