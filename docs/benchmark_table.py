@@ -22,7 +22,7 @@ ROWS = (
     "convolutions, 32 channels: TorchBraid as recorded / MGRIT",
     "Brusselator, RK4, 262144 steps",
     "dense 64, batch 64, 128 layers, 2 levels: MGRIT / own serial step",
-    "MLP 256, batch 64, 256 layers, m = 8",
+    "MLP 256, batch 64, 256 layers, m = 16",
 )
 
 
