@@ -47,6 +47,8 @@ _MOVES: dict[str, Callable[..., Any]] = {
     "stack": lambda p, *xs: np.stack(xs, p["axis"]),
     "transpose": lambda p, x: x.transpose(p["permutation"]),
     "reduce_sum": lambda p, x: x.sum(axis=p["axes"]),
+    "split": lambda p, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
+    "unstack": lambda p, x: list(np.moveaxis(x, p["axis"], 0)),
 }
 
 
@@ -111,7 +113,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
             inner = eqn.params["jaxpr"]
             out = _evaluate(inner.jaxpr, inner.consts, operands)
         elif any(map(_is_apart, operands)) or _makes_array(eqn, operands):
-            out = [_of_entries(eqn, [_entries(x) for x in operands])]
+            out = _of_entries(eqn, [_entries(x) for x in operands])
         else:
             names = [v for v in eqn.invars if not isinstance(v, Literal)]
             alone = jaxpr.replace(
@@ -128,7 +130,7 @@ def _makes_array(eqn: Any, operands: list[Any]) -> bool:
     return eqn.primitive.name in _MOVES and size <= MOST and not any(map(jnp.ndim, operands))
 
 
-def _of_entries(eqn: Any, operands: list[np.ndarray]) -> Any:
+def _of_entries(eqn: Any, operands: list[np.ndarray]) -> list[Any]:
     name = eqn.primitive.name
     if name in _MOVES:
         out = _MOVES[name](eqn.params, *operands)
@@ -141,7 +143,8 @@ def _of_entries(eqn: Any, operands: list[np.ndarray]) -> Any:
         out = out.reshape(shape)
     else:
         raise NeedsWhole(name)
-    return out.item() if isinstance(out, np.ndarray) and out.ndim == 0 else out
+    outs = out if eqn.primitive.multiple_results else [out]
+    return [x.item() if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in outs]
 
 
 def _is_apart(x: Any) -> bool:
