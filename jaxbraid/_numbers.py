@@ -9,7 +9,6 @@ vectors.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -136,9 +135,9 @@ def _of_entries(eqn: Any, operands: list[np.ndarray]) -> list[Any]:
         out = _MOVES[name](eqn.params, *operands)
     elif name in _ON_ENTRIES:
         shape = eqn.outvars[0].aval.shape
-        parts = [x.flat if x.ndim else itertools.repeat(x.item()) for x in operands]
+        parts = [np.broadcast_to(x, shape).flat for x in operands]  # axes of one entry may be wide
         out = np.empty(math.prod(shape), object)  # NumPy keeps an object as it is at an index
-        for i, entries in zip(range(len(out)), zip(*parts), strict=False):  # noqa: B905
+        for i, entries in enumerate(zip(*parts, strict=True)):
             out[i] = eqn.primitive.bind(*entries, **eqn.params)
         out = out.reshape(shape)
     else:

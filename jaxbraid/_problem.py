@@ -18,7 +18,7 @@ from jaxbraid._comm import Comm, OneDevice
 from jaxbraid._delta import some_basis, unit_vectors
 from jaxbraid._equations import LevelProblem, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
-from jaxbraid._numbers import NeedsWhole, NumbersSplit, by_numbers, few
+from jaxbraid._numbers import NumbersSplit, by_numbers, few
 from jaxbraid._options import MGRIT
 from jaxbraid._tree import Split, Tree
 from jaxbraid.transfers import Transfer
@@ -189,7 +189,7 @@ def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
         try:
             x = jax.eval_shape(lambda x: _tree.take(x, 0), x._replace(active=None))
             jax.eval_shape(lambda x, u: by_numbers(run, x, u), x, numbers)
-        except NeedsWhole:
+        except Exception:  # NeedsWhole; or an error of the step's own, which is raised in its place
             return False
     return True
 

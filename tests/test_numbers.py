@@ -42,6 +42,13 @@ def test_arithmetic_on_entries_is_done_on_numbers():
     assert all(v.aval.shape == () for e in at_work for v in e.outvars)
 
 
+def test_axes_of_one_entry_are_widened():
+    """JAX's operations take them beside longer ones."""
+    u = jnp.array([0.3, -0.7, 1.1])
+    fn = lambda u: jax.lax.mul(u.reshape(1, 3), u[:1].reshape(1, 1)).reshape(3)  # noqa: E731
+    np.testing.assert_allclose(apart(fn, u), u * u[0], rtol=1e-15)
+
+
 @pytest.mark.parametrize("fn", [lambda u: jnp.ones((3, 3)) @ u, jnp.sort, lambda u: u.at[0].add(1)])
 def test_what_needs_an_array_is_found(fn):
     with pytest.raises(NeedsWhole):
