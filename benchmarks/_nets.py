@@ -110,17 +110,18 @@ def transformer(layers: int, batch: int, length: int, width: int = 64, heads: in
     return _stack(f, layers, params, _normal(4, batch, length, width))
 
 
-def training_step(net: Net, forward: MGRIT, adjoint: MGRIT | None = None) -> Callable[[], Any]:
+def gradient(net: Net, forward: MGRIT, adjoint: MGRIT | None = None) -> Any:
     """The jitted gradient of a loss by parameters and input, all of it as in training."""
     adjoint = forward if adjoint is None else adjoint
 
-    @jax.jit
-    def step(params: Any, x: Any) -> Any:
-        def loss(params: Any, x: Any) -> Any:
-            return jnp.mean(net.call(forward, adjoint, params, x) ** 2)
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.mean(net.call(forward, adjoint, params, x) ** 2)
 
-        return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
 
+
+def training_step(net: Net, forward: MGRIT, adjoint: MGRIT | None = None) -> Callable[[], Any]:
+    step = gradient(net, forward, adjoint)
     return lambda: step(net.params, net.x)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from benchmarks import _bench
 from benchmarks._bench import Row
-from benchmarks._nets import Net, convolutions, convolutions_layer, dense, dense_layer
+from benchmarks._nets import Net, convolutions, convolutions_layer, dense, dense_layer, gradient
 from benchmarks.training_step import config
 
 LIMITS = """
@@ -30,17 +30,13 @@ GROWTH = 1.1  # what "does not grow" allows: the times themselves vary so much
 
 
 def compiling(net: Net, levels: int, iterations: tuple[int, int] = (2, 1)) -> Callable[[], None]:
-    forward, adjoint = (config(levels, n) for n in iterations)
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.mean(net.call(forward, adjoint, params, x) ** 2)
-
-    return lambda: compile_gradient(loss, net)
+    configs = [config(levels, n) for n in iterations]
+    return lambda: compile_gradient(gradient(net, *configs), net)
 
 
-def compile_gradient(loss: Callable[[Any, Any], Any], net: Net) -> None:
+def compile_gradient(jitted: Any, net: Net) -> None:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (net.params, net.x))
-    jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*shapes).compile()
+    jitted.lower(*shapes).compile()
 
 
 def compiling_scan(net: Net, f: Callable[[Any, Any], Any]) -> Callable[[], None]:
@@ -49,7 +45,7 @@ def compiling_scan(net: Net, f: Callable[[Any, Any], Any]) -> Callable[[], None]
         y, _ = jax.lax.scan(lambda x, p: (x + dt * f(p, x), None), x, params)
         return jnp.mean(y**2)
 
-    return lambda: compile_gradient(loss, net)
+    return lambda: compile_gradient(jax.jit(jax.value_and_grad(loss, argnums=(0, 1))), net)
 
 
 def compare(runs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:

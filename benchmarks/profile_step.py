@@ -26,7 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # where the package `benchmarks` lies
 
 from benchmarks import _bench
-from benchmarks._nets import convolutions, dense, gru, training_step
+from benchmarks._nets import convolutions, dense, gradient, gru
 from benchmarks.training_step import config, evaluations
 from jaxbraid import MGRIT
 
@@ -93,8 +93,8 @@ def main(name: str) -> None:
     forward, adjoint = (config(2, n, skip_first_down=True) for n in (2, 1))
     found = {}
     for title, configs in (("serial", (MGRIT(levels=1),)), ("MGRIT", (forward, adjoint))):
-        step = training_step(net, *configs)
-        found[title] = profile(step, compiled(net, *configs))
+        program = gradient(net, *configs).lower(net.params, net.x).compile()
+        found[title] = profile(lambda run=program: run(net.params, net.x), program.as_text())
         show(f"{name}, {title}", found[title])
     work = evaluations(net, forward, adjoint)
     products = {
@@ -106,14 +106,6 @@ def main(name: str) -> None:
         f"{work:.2f} x {products['serial']:.2f} = {work * products['serial']:.2f} ms, "
         f"here {products['MGRIT']:.2f} ms"
     )
-
-
-def compiled(net: Any, forward: MGRIT, adjoint: MGRIT | None = None) -> str:
-    def loss(params: Any, x: Any) -> Any:
-        return jax.numpy.mean(net.call(forward, adjoint or forward, params, x) ** 2)
-
-    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
-    return gradient.lower(net.params, net.x).compile().as_text()
 
 
 if __name__ == "__main__":

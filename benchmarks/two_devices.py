@@ -23,6 +23,7 @@ import jaxbraid
 from benchmarks import _bench
 from benchmarks._bench import Row
 from benchmarks._nets import dense
+from benchmarks.performance_model import others_work
 from jaxbraid import MGRIT, problems
 
 MORE = 4
@@ -66,21 +67,12 @@ def heat(devices: int, iterations: int, sizes: tuple[int, int]) -> Callable[[], 
     return lambda: run(u0)
 
 
-def busy() -> float:
-    """Seconds that all processes have run on this process's cores (Linux), this one aside."""
-    cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
-    with open("/proc/stat") as f:
-        rows = [line.split() for line in f if line.split()[0] in cores]
-    ticks = sum(sum(int(row[i]) for i in (1, 2, 3, 6, 7, 8)) for row in rows)
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
 def compared(name: str, make: Callable[..., Callable[[], Any]], sizes: Any, quick: bool) -> Row:
     runs = {(d, n): make(d, n, sizes) for d in (1, 2) for n in (1, 1 + MORE)}
     watch = os.path.exists("/proc/stat")
-    before, start = busy() if watch else 0.0, time.perf_counter()
+    before, start = others_work() if watch else 0.0, time.perf_counter()
     t = _bench.compare({f"{d} {n}": run for (d, n), run in runs.items()}, quick, 12.0)
-    others = (busy() - before) / (time.perf_counter() - start) / 2 if watch else 0.0
+    others = (others_work() - before) / (time.perf_counter() - start) / 2 if watch else 0.0
     one, two = ((t[f"{d} {1 + MORE}"].shortest - t[f"{d} 1"].shortest) / MORE for d in (1, 2))
     times = {"one device": one, "two": two}
     note = f"other processes took {max(0.0, others):.0%} of the two cores meanwhile"

@@ -62,23 +62,20 @@ def adjoint_problem(
     forward, h = setup.hierarchies(comm.size)
     space = Space.of(setup, data.u0, len(h.levels))
     recompute = _recomputation(setup, space, data.shared)
-    levels, own, finest = [], data.own, None
+    levels, own, pullbacks = [], data.own, []
     coarse_only, states = config.saved_states == "coarse", saved[-1]
     if coarse_only and (config.linearization == "keep" or forward.levels[0] != h.levels[0]):
         coarse_only, states = False, _all_states(setup, data, forward, comm, saved, recompute)
     for l, level in enumerate(h.levels):
-        aux_ct = aux_ct if l == 0 else ()
-        inputs = level_inputs(setup, data, h, l, comm, own)._replace(aux_ct=aux_ct)
+        inputs = level_inputs(setup, data, h, l, comm, own)
+        inputs = inputs._replace(aux_ct=aux_ct if l == 0 else ())
         batch = interval_batch(config, level, last)
         expand = recompute if l == 0 and coarse_only else None
         pullback = Pullback(setup, space, data.shared, l, own)
-        finest = pullback if finest is None else finest
+        pullbacks.append(pullback)
         if expand is None:
             inputs = inputs._replace(state=states)
-        if l == 0 and kept is not None:
-            inputs = pullback.kept(inputs, kept)
-        elif config.linearization == "keep":
-            inputs = pullback.keep(inputs, level.slots_at_once(batch))
+            inputs = _linearised(setup, pullback, inputs, batch, level, kept if l == 0 else None)
         swept = arrange_inputs(level, inputs, batch, True)
         if expand is not None:
             swept = swept._replace(state=_in_places(level, saved, batch))
@@ -110,7 +107,6 @@ def adjoint_problem(
             source = _mapped(restrict, interval_sums(lp, source))
         last = last if restrict is None else restrict(last)
         own, states, source = to_next(h, l, comm, (own, states, source))
-    assert finest is not None
     p = Problem(
         tuple(levels),
         config,
@@ -121,7 +117,18 @@ def adjoint_problem(
         basis=first_basis(config, space),
         periodic=setup.periodic,
     )
-    return p, finest
+    return p, pullbacks[0]
+
+
+def _linearised(
+    setup: Setup, pullback: Pullback, inputs: Inputs, batch: int, level: Level, kept: Kept | None
+) -> Inputs:
+    """The inputs with linearisations that are to be kept: those that are there, or new ones."""
+    if kept is not None:
+        return pullback.kept(inputs, kept)
+    if setup.adjoint.linearization == "keep":
+        return pullback.keep(inputs, level.slots_at_once(batch))
+    return inputs
 
 
 def _mapped(transfer: Callable[[Tree], Tree] | None, x: Tree) -> Tree:

@@ -92,7 +92,7 @@ class _Layer:
 
     def __call__(self, time: Any, u: Any, own: PerStep, args: Any, side: Any) -> tuple[Any, Any]:
         t, dt = time
-        values = t, dt.astype(state_precision(u)), args, side, own.inputs
+        values = t, dt.astype(_tree.precision(u)), args, side, own.inputs
         given: dict[str, Any] = dict(zip(EXTRAS, values, strict=True))
         out = self.f(own.params, u, **{name: given[name] for name in self.extras})
         out, aux = _check.with_aux("f", out) if self.has_aux else (out, ())
@@ -109,16 +109,7 @@ class _Layer:
                     f"f returns a leaf of shape {jnp.shape(a)}: the derivative must have the shape "
                     f"of x, {jnp.shape(b)}."
                 )
-        return euler_step(u, out, dt), aux
-
-
-def euler_step(u: PyTree, dudt: PyTree, dt: Array) -> PyTree:
-    """`u + dt * dudt` in the precision of `u`; what is neither real nor complex stays."""
-
-    def step(u: Any, dudt: Any) -> Any:
-        return u + dt.astype(jnp.finfo(u.dtype).dtype) * dudt if _tree.is_inexact(u) else u
-
-    return jax.tree.map(step, u, dudt)
+        return _tree.euler_step(u, dt, out), aux
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +129,6 @@ class _WholeBatch:
 
         alone = jax.vmap(call, in_axes=(None, None, 0), out_axes=None, axis_name=self.axis)
         return alone(args, kwargs, jnp.zeros(1))
-
-
-def state_precision(u: PyTree) -> Any:
-    """The real type that all leaves of a state together have."""
-    return jnp.finfo(jnp.result_type(*(x for x in jax.tree.leaves(u) if _tree.is_inexact(x)))).dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,7 +180,7 @@ def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
         return False  # (linearisations that are kept are of states as the adjoint solve has them)
     split = NumbersSplit.of(data.u0)
     numbers, rest = split(data.u0)
-    for level, x in enumerate(inputs):
+    for level, x in enumerate(inputs[: len(setup.steps)]):  # those with a step of their own
 
         def run(x: Inputs, u: Tree, level: int = level) -> Any:
             u, shared = split.join(u, rest), data.shared

@@ -67,6 +67,20 @@ def is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def precision(u: Tree) -> Any:
+    """The real type that all real and complex leaves together have."""
+    return jnp.finfo(jnp.result_type(*(x for x in jax.tree.leaves(u) if is_inexact(x)))).dtype
+
+
+def euler_step(u: Tree, dt: jax.Array, dudt: Tree) -> Tree:
+    """`u + dt * dudt` in the precision of `u`; what is neither real nor complex stays."""
+
+    def step(u: Any, dudt: Any) -> Any:
+        return u + dt.astype(jnp.finfo(u.dtype).dtype) * dudt if is_inexact(u) else u
+
+    return jax.tree.map(step, u, dudt)
+
+
 def on_data(fn: Callable[[jax.Array], jax.Array], x: Tree) -> Tree:
     """`fn` of each leaf; of a PRNG key, `fn` of the numbers in it."""
 

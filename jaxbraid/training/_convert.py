@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxbraid import _tree
-from jaxbraid._ode_net import FORWARD, Form, euler_step, state_precision
+from jaxbraid._ode_net import FORWARD, Form
 from jaxbraid._options import MGRIT
 from jaxbraid.flax import _block
 from jaxbraid.flax.nnx import ParallelStack
@@ -54,11 +54,11 @@ class SerialStack(nnx.Module):
         `inputs` (leading axis N, one a layer) and `side` are those of a `ParallelODENet`.
         """
         dt = jnp.asarray((self.t_final - self.t_start) / len(self.blocks))
-        samples: dict[str, Any] = {"dt": dt.astype(state_precision(x)), "side": side}
+        samples: dict[str, Any] = {"dt": dt.astype(_tree.precision(x)), "side": side}
         for n, block in enumerate(self.blocks):
             given = samples | {"t": self.t_start + n * dt, "inputs": _tree.take(inputs, n)}
             value = block(x, **{k: given[k] for k in _block.extras(type(block).__call__)})  # pyright: ignore[reportCallIssue]
-            x = value if self.form == "step" else euler_step(x, value, dt)
+            x = value if self.form == "step" else _tree.euler_step(x, dt, value)
         return x
 
 
