@@ -37,9 +37,9 @@ def squares(x: Tree) -> jax.Array:
     """Squared 2-norm of one state, in at least single precision."""
     total = jnp.zeros((), jnp.float32)
     for leaf in jax.tree.leaves(x):
-        real = jnp.abs(leaf) if jnp.iscomplexobj(leaf) else leaf
-        real = real.astype(jnp.promote_types(real.dtype, jnp.float32))
-        total = total + jnp.sum(real * real)
+        for part in (leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,):
+            real = part.astype(jnp.promote_types(part.dtype, jnp.float32))
+            total = total + jnp.sum(real * real)
     return total
 
 

@@ -3,12 +3,14 @@
 A batch of vectors of two numbers holds them side by side in memory, and between the stages of a
 step XLA takes such vectors apart and puts them together. So a step that does nothing with its state
 but arithmetic on its entries is carried out on each number by itself: batched, these are long
-vectors.
+vectors. A kernel has one result on CPUs, and XLA evaluates the step anew for each: there two
+numbers are stored as one complex number, whose parts one kernel computes together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,21 +18,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from jaxbraid import _tree
 from jaxbraid._tree import Split, Tree
 
-MOST = 8  # numbers of a state: XLA evaluates a step anew for each
+MOST = 8  # numbers of a state
+PAIRED = (jnp.float32, jnp.float64)  # types that are parts of complex ones
 
 # what acts on each entry
 _ON_ENTRIES = frozenset(
     name
     for names in (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt clamp copy cos cosh div",
-        "convert_element_type eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite",
-        "le log log1p logistic lt max min mul ne neg not or pow rem round rsqrt select_n sign sin",
-        "sinh sqrt square stop_gradient sub tan tanh xor",
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt clamp complex conj copy",
+        "convert_element_type cos cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag",
+        "integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow real rem",
+        "round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor",
     )
     for name in names.split(" ")
 )
@@ -57,30 +61,47 @@ class NeedsWhole(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class NumbersSplit(Split):
-    """A split of states whose inexact leaves are taken apart into their numbers."""
+    """A split of states whose inexact leaves are taken apart into their numbers.
 
-    shapes: tuple[tuple[int, ...], ...]
+    With `pairs`, neighbours of one real type are parts of a complex number.
+    """
+
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    pairs: bool
 
     @classmethod
-    def of(cls, tree: Tree) -> NumbersSplit:
+    def of(cls, tree: Tree, pairs: bool = False) -> NumbersSplit:
         whole = Split.of(tree)
-        shapes = tuple(jnp.shape(a) for a in whole(tree)[0])
-        return cls(whole.treedef, whole.mask, shapes)
+        leaves = tuple(_tree.shapes(a) for a in whole(tree)[0])
+        return cls(whole.treedef, whole.mask, leaves, pairs)
+
+    def _widths(self) -> list[int]:
+        """How many numbers each of the arrays holds: 1 or 2."""
+        types = [a.dtype for a in self.leaves for _ in range(a.size)]
+        widths: list[int] = []
+        while (i := sum(widths)) < len(types):
+            pair = self.pairs and types[i] in PAIRED and types[i : i + 2] == [types[i]] * 2
+            widths.append(1 + pair)
+        return widths
 
     def __call__(self, tree: Tree) -> tuple[list[Any], list[Any]]:
         diff, rest = super().__call__(tree)
         numbers = []
-        for a, shape in zip(diff, self.shapes, strict=True):
-            lead = jnp.shape(a)[: jnp.ndim(a) - len(shape)]
-            flat = jnp.reshape(a, (*lead, math.prod(shape)))
-            numbers += [flat[..., i] for i in range(math.prod(shape))]
-        return numbers, rest
+        for a, like in zip(diff, self.leaves, strict=True):
+            lead = jnp.shape(a)[: jnp.ndim(a) - like.ndim]
+            flat = jnp.reshape(a, (*lead, like.size))
+            numbers += [flat[..., i] for i in range(like.size)]
+        following = iter(numbers)
+        own = [[next(following) for _ in range(n)] for n in self._widths()]
+        return [lax.complex(*x) if len(x) == 2 else x[0] for x in own], rest
 
     def join(self, diff: list[Any], rest: list[Any]) -> Tree:
-        numbers, leaves = iter(diff), []
-        for shape in self.shapes:
-            own = [next(numbers) for _ in range(math.prod(shape))]
-            leaves.append(jnp.stack(own, -1).reshape(*jnp.shape(own[0]), *shape))
+        pairs = zip(diff, self._widths(), strict=True)
+        parts = ([lax.real(x), lax.imag(x)] if n == 2 else [x] for x, n in pairs)
+        numbers, leaves = itertools.chain.from_iterable(parts), []
+        for like in self.leaves:
+            own = list(itertools.islice(numbers, like.size))
+            leaves.append(jnp.stack(own, -1).reshape(*jnp.shape(own[0]), *like.shape))
         return super().join(leaves, rest)
 
 

@@ -7,6 +7,7 @@ constants of the motion, kept out of the arithmetic.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -119,12 +120,14 @@ class Space:
     first: tuple[list[Any], ...]  # u0, restricted, without the constants
 
     @classmethod
-    def of(cls, setup: Setup, u0: Tree, levels: int, apart: bool = False) -> Space:
-        """The spaces of states like `u0`; `apart`: the states' numbers are leaves of their own."""
+    def of(
+        cls, setup: Setup, u0: Tree, levels: int, split_of: Callable[[Tree], Split] = Split.of
+    ) -> Space:
+        """The spaces of states like `u0`, whose leaves `split_of` says how to take apart."""
         shapes, splits, constants, first = [], [], [], []
         u = u0
         for level in range(levels):
-            split = NumbersSplit.of(u) if apart else Split.of(u)
+            split = split_of(u)
             diff, rest = split(u)
             shapes.append(_tree.shapes(u))
             splits.append(split)
@@ -174,10 +177,12 @@ def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shar
     return by_numbers(run, x, u) if isinstance(split, NumbersSplit) else run(x, u)
 
 
-def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
-    """Whether the steps of all levels can be carried out number by number, and gain by it."""
+def taking_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> Callable[[Tree], Split]:
+    """How to split states: into numbers where the steps of all levels allow it and gain by it."""
     if setup.transfers is not None or setup.linearises_forward or not few(data.u0):
-        return False  # (linearisations that are kept are of states as the adjoint solve has them)
+        return (
+            Split.of
+        )  # (linearisations that are kept are of states as the adjoint solve has them)
     split = NumbersSplit.of(data.u0)
     numbers, rest = split(data.u0)
     for level, x in enumerate(inputs[: len(setup.steps)]):  # those with a step of their own
@@ -190,8 +195,10 @@ def steps_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> bool:
             x = jax.eval_shape(lambda x: _tree.take(x, 0), x._replace(active=None))
             jax.eval_shape(lambda x, u: by_numbers(run, x, u), x, numbers)
         except Exception:  # NeedsWhole; or an error of the step's own, which is raised in its place
-            return False
-    return True
+            return Split.of
+    # the Jacobian of real numbers, which Delta corrects with, is none of complex ones
+    pairs = jax.default_backend() == "cpu" and setup.forward.delta is None
+    return functools.partial(NumbersSplit.of, pairs=pairs)
 
 
 def forward_step(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shared: Shared):
@@ -268,7 +275,8 @@ def forward_problem(setup: Setup, data: Data, comm: Comm, start: Start) -> tuple
         inputs.append(level_inputs(setup, data, h, l, comm, own))
         if l < len(h.levels) - 1:
             own = to_next(h, l, comm, level.first_slots(own))
-    space = Space.of(setup, data.u0, len(h.levels), steps_apart(setup, data, tuple(inputs)))
+    split_of = taking_apart(setup, data, tuple(inputs))
+    space = Space.of(setup, data.u0, len(h.levels), split_of)
     levels = []
     for l, level in enumerate(h.levels):
 

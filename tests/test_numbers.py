@@ -95,3 +95,43 @@ def test_lorenz_against_the_scan(devices):
         jnp.asarray(problem.u0)
     )
     np.testing.assert_allclose(jnp.append(g["xy"], g["z"]), h, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex128"])
+def test_pairs_of_numbers_are_parts_of_complex_ones(dtype):
+    """Where there are such complex numbers; what is left over stands alone."""
+    u = (jnp.arange(5, dtype=dtype) - 2, jnp.arange(2, dtype="float32"))
+    split = NumbersSplit.of(u, pairs=True)
+    numbers, rest = split(u)
+    widths = {"float32": [2, 2, 2, 1], "float64": [2, 2, 1, 2]}.get(dtype, [1] * 5 + [2])
+    assert [1 + (jnp.iscomplexobj(x) and dtype != "complex128") for x in numbers[:5]] == widths[:5]
+    assert len(numbers) == len(widths)
+    for a, b in zip(u, split.join(numbers, rest), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("norm", [None, lambda u: jnp.abs(u).max()])
+def test_pairs_change_no_result(devices, norm, monkeypatch):
+    """States, residuals and the norm that a caller gives are those of single numbers."""
+    problem = problems.brusselator(t_end=3.0, nt=96)
+    where = {"mesh": None if devices == 1 else mesh_of(devices), "layer_axis": "depth"}
+    config = MGRIT(levels=3, coarsening=4, max_iters=3, c_weight=0.9, norm=norm)
+
+    def solution():
+        ts = jnp.asarray(problem.ts)
+        return jaxbraid.solve(
+            problem.step, problem.u0, ts, None, problem.args, config=config, **where
+        )
+
+    paired = solution()
+    jax.clear_caches()
+    with monkeypatch.context() as m:
+        m.setattr("jaxbraid._numbers.PAIRED", ())
+        single = solution()
+    jax.clear_caches()
+    np.testing.assert_allclose(paired.us, single.us, rtol=1e-13)
+    np.testing.assert_allclose(
+        paired.stats.residuals, single.stats.residuals, rtol=1e-6, atol=1e-15
+    )

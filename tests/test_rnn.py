@@ -87,9 +87,20 @@ def assert_same(a, b, tol=1e-10):
 
 
 @pytest.mark.parametrize(
-    "kind", [GRUCell, ImplicitGRUCell, LSTMCell, nnx.GRUCell, nnx.LSTMCell, nnx.SimpleCell]
+    ("kind", "ahead"),
+    [
+        *(
+            (kind, ahead)
+            for kind in (GRUCell, ImplicitGRUCell, LSTMCell)
+            for ahead in (False, True)
+        ),
+        *((kind, False) for kind in (nnx.GRUCell, nnx.LSTMCell, nnx.SimpleCell)),
+    ],
 )
-def test_outputs_and_gradients_are_those_of_stepping_through(kind):
+def test_outputs_and_gradients_are_those_of_stepping_through(kind, ahead, monkeypatch):
+    """Whether inputs are projected step by step, or for all steps at once."""
+    if ahead:
+        monkeypatch.setattr("jaxbraid.nn._rnn.FEW", 0)
     x = sequences(13)
     truth = Stepwise([cell(kind)])
     model = RNN(cell(kind), forward=EXACT, adjoint=ADJOINT, return_carry=True)

@@ -21,6 +21,8 @@ from jaxbraid._stats import Solution
 Carry = PyTree
 Cell = Any  # an nnx.Module with the interface of Flax's cells, and perhaps that of ours
 
+FEW = 16  # features that a CPU projects as fast as it reads what comes of it
+
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
@@ -48,12 +50,13 @@ def _advance(cell: Cell, carry: Carry, z: Array, dt: Any) -> tuple[Carry, Any]:
 
 
 def _through(
-    cells: Sequence[Cell], carries: Sequence[Carry], z: Array, dt: Any
+    cells: Sequence[Cell], carries: Sequence[Carry], x: Array, projected: bool, dt: Any
 ) -> tuple[tuple[Carry, ...], Array]:
-    """One step of all cells, each fed by the one below; `z` is projected for the first."""
-    new, y = [], z
+    """One step of all cells, each fed by the one below; the first by `x`, `projected` or not."""
+    new, y = [], x
     for i, (cell, carry) in enumerate(zip(cells, carries, strict=True)):
-        carry, y = _advance(cell, carry, y if i == 0 else _project(cell, y), dt)
+        z = y if i == 0 and projected else _project(cell, y)
+        carry, y = _advance(cell, carry, z, dt)
         new.append(carry)
     return tuple(new), y
 
@@ -63,12 +66,13 @@ class _Step:
     """One step of all cells, split from their variables, as `parallel_ode_net` takes it."""
 
     graphdef: Any
+    projected: bool  # whether the inputs are
 
     def __call__(
         self, params: tuple[()], carry: Carry, *, dt: Array, args: Any, inputs: Any
     ) -> Carry:
-        z, valid = inputs
-        new, _ = _through(nnx.merge(self.graphdef, args), carry, z, dt)
+        x, valid = inputs
+        new, _ = _through(nnx.merge(self.graphdef, args), carry, x, self.projected, dt)
         if jax.tree.structure(new) != jax.tree.structure(carry):
             raise TypeError(
                 f"cells return carries of the structure {jax.tree.structure(new)}: it must be that "
@@ -107,7 +111,8 @@ class RNN(nnx.Module):
         in a call too.
 
     Weights are shared by all steps; what depends on the inputs alone (`project` of the lowest cell)
-    is computed for all steps at once, outside the iteration. `model.set_attributes(serial=True)`
+    is computed for all steps at once, outside the iteration, unless inputs of few features are read
+    faster than what is made of them (on CPUs). `model.set_attributes(serial=True)`
     makes it exact and sequential, with the same parameters. Variables of a cell other than its
     parameters are read, not changed.
 
@@ -185,7 +190,7 @@ class RNN(nnx.Module):
             x = _flipped(x, seq_lengths)
         net, carry, given = self._net(x, initial_carry, seq_lengths, rngs)
         us = net.states(carry, inputs=given)
-        y = self._outputs(us, given)
+        y = self._outputs(us, given, x)
         if reverse and keep_order:
             y = _flipped(y, seq_lengths)
         y = y if time_major else jnp.moveaxis(y, 0, 1)
@@ -234,11 +239,12 @@ class RNN(nnx.Module):
                     "each sequence."
                 )
             valid = jnp.arange(n)[:, None] < jnp.asarray(lengths)[None]
-        z = _project(self.cells[0], x)
-        carry = self._initial(x, z, initial, rngs)
+        ahead = self._ahead(x)
+        given = _project(self.cells[0], x) if ahead else x
+        carry = self._initial(x, initial, rngs)
         graphdef, state = nnx.split(self.cells)
         net = parallel_ode_net(
-            _Step(graphdef),
+            _Step(graphdef, ahead),
             (),
             args=state,
             layers=n,
@@ -246,9 +252,13 @@ class RNN(nnx.Module):
             t_final=n * self.dt,
             **vars(self.options),
         )
-        return net.serial() if self.serial else net, carry, (z, valid)
+        return net.serial() if self.serial else net, carry, (given, valid)
 
-    def _initial(self, x: Array, z: Array, initial: Carry | None, rngs: nnx.Rngs | None) -> Carry:
+    def _ahead(self, x: Array) -> bool:
+        """Whether the inputs are projected for all steps at once."""
+        return jax.default_backend() != "cpu" or x.shape[-1] > FEW
+
+    def _initial(self, x: Array, initial: Carry | None, rngs: nnx.Rngs | None) -> Carry:
         """The carries before the first step, in the precision that steps give them."""
         cells: list[Cell] = list(self.cells)
         first = x[0]
@@ -267,25 +277,26 @@ class RNN(nnx.Module):
                 if i < len(cells) - 1:
                     first = jax.eval_shape(lambda c, y, cell=cell: cell(c, y)[1], made, first)
             carry = tuple(carry)
-        after, _ = jax.eval_shape(lambda c, z: _through(cells, c, z, self.dt), carry, z[0])
+        after, _ = jax.eval_shape(lambda c, x: _through(cells, c, x, False, self.dt), carry, x[0])
         return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), carry, after)
 
-    def _outputs(self, us: Carry, given: tuple[Array, Array | None]) -> Array:
+    def _outputs(self, us: Carry, given: tuple[Array, Array | None], inputs: Array) -> Array:
         """The top cell's outputs: a part of the carry, or else had from one more step each."""
         top: Cell = self.cells[-1]
         if hasattr(top, "output"):
             return top.output(jax.tree.map(lambda a: a[1:], us[-1]))
-        z, valid = given
+        x, valid = given
         graphdef, state = nnx.split(self.cells)
+        ahead = self._ahead(inputs)
 
-        def output(carry: Carry, z: Array) -> Array:
-            return _through(nnx.merge(graphdef, state), carry, z, self.dt)[1]
+        def output(carry: Carry, x: Array) -> Array:
+            return _through(nnx.merge(graphdef, state), carry, x, ahead, self.dt)[1]
 
-        y = jax.vmap(output)(jax.tree.map(lambda a: a[:-1], us), z)
+        y = jax.vmap(output)(jax.tree.map(lambda a: a[:-1], us), x)
         if valid is None:
             return y
         last = jnp.maximum(valid.sum(0) - 1, 0)
-        at = jnp.minimum(jnp.arange(len(z))[:, None], last)  # outputs stay what they were
+        at = jnp.minimum(jnp.arange(len(x))[:, None], last)  # outputs stay what they were
         return y[at, jnp.arange(len(last))]
 
     def _shown(self, carry: tuple[Carry, ...]) -> Carry:
