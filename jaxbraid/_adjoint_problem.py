@@ -36,6 +36,7 @@ from jaxbraid._problem import (
     within_time,
 )
 from jaxbraid._pullback import Kept, Pullback
+from jaxbraid._sweep import scan_steps
 from jaxbraid._tree import Tree
 from jaxbraid.transfers import Transfer, transpose
 
@@ -147,7 +148,7 @@ def _recomputation(setup: Setup, space: Space, shared: Shared) -> Callable[[Inpu
             u = masked(x.active, forward_step(setup, space, 0, x, u, shared)[0], u)
             return u, u
 
-        _, others = lax.scan(step, first, _tree.take(inputs, slice(None, -1)))
+        _, others = scan_steps(step, first, _tree.take(inputs, slice(None, -1)), False)
         return inputs._replace(state=_tree.concatenate([saved[-1], others]))
 
     return expand

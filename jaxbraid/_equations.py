@@ -25,6 +25,19 @@ Step = Callable[[Any, Tree], Tree]  # (inputs of some steps, their states) -> th
 Start = Literal["guess", "nested", "coarse"]  # how the first C-points are had
 
 
+class Ends(NamedTuple):
+    """Times where slots start and end; each slot starts where the one before it ends."""
+
+    start: jax.Array
+    end: jax.Array
+
+
+class Marks(NamedTuple):
+    """`Ends` in places: the times between which steps lie, one more than steps (axis 1)."""
+
+    of: jax.Array
+
+
 class Points(NamedTuple):
     """Values at some points and, where a Delta correction's bases follow the flow, these."""
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxbraid import _tree
 from jaxbraid._comm import Comm, OneDevice
 from jaxbraid._delta import some_basis, unit_vectors
-from jaxbraid._equations import LevelProblem, Problem, Start, gather
+from jaxbraid._equations import Ends, LevelProblem, Marks, Problem, Start, gather
 from jaxbraid._hierarchy import Hierarchy, Level, build_hierarchies
 from jaxbraid._numbers import NumbersSplit, by_numbers, few
 from jaxbraid._options import MGRIT
@@ -256,8 +256,15 @@ def level_inputs(
 
 def arrange_inputs(level: Level, inputs: Inputs, batch: int, reverse: bool) -> Inputs:
     """The inputs in places; places without a slot are inactive."""
-    active = inputs.active
-    arranged = level.arrange(inputs._replace(active=None), batch, reverse)
+    active, time = inputs.active, inputs.time
+    inputs = inputs._replace(active=None)
+    if isinstance(time, Ends) and not level.padded():
+        arranged = level.arrange(inputs._replace(time=()), batch, reverse)
+        end = level.arrange(time.end, batch, reverse)
+        first = level.first_slots(time.start).reshape(end.shape[0], 1, batch)
+        arranged = arranged._replace(time=Marks(jnp.concatenate([first, end], axis=1)))
+    else:
+        arranged = level.arrange(inputs, batch, reverse)
     if active is not None:
         active = level.arrange(active, batch, reverse)
     if level.padded():

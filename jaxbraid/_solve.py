@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
 from jaxbraid import _check, _tree
+from jaxbraid._equations import Ends
 from jaxbraid._forward import Track, Want, Watch
 from jaxbraid._hierarchy import Hierarchy
 from jaxbraid._layout import Layout, make_layout
@@ -39,8 +40,8 @@ class _TimeStep:
         return _check.with_aux("the step", out) if self.has_aux else (out, ())
 
 
-def _interval_ends(ts: Array, start: Array, end: Array) -> tuple[Array, Array]:
-    return ts[start], ts[end]
+def _interval_ends(ts: Array, start: Array, end: Array) -> Ends:
+    return Ends(ts[start], ts[end])
 
 
 def solve(

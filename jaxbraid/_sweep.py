@@ -17,6 +17,8 @@ from jax import lax
 from jaxbraid import _tree
 from jaxbraid._delta import orthonormal
 from jaxbraid._equations import (
+    Ends,
+    Marks,
     Points,
     Problem,
     Rhs,
@@ -122,7 +124,7 @@ def march(
         start, xs = x
         if lp.expand is not None:
             xs = (lp.expand(xs[0]), *xs[1:])
-        (end, total), out = lax.scan(step, (start, total), xs, reverse=p.reverse)
+        (end, total), out = scan_steps(step, (start, total), xs, p.reverse)
         return total, (end, out)
 
     def run(start: Tree) -> Swept:
@@ -151,6 +153,23 @@ def march(
         return neighbour(p, l, done.ends, x), done
 
     return lax.fori_loop(0, level.group, stage, (start, idle()))[1]
+
+
+def scan_steps(step: Callable[..., Any], carry: Tree, xs: Any, reverse: bool) -> Any:
+    """`lax.scan` over steps in places; a step's part of `Marks` are its two ends."""
+    leaves, treedef = jax.tree.flatten(xs, is_leaf=lambda x: isinstance(x, Marks))
+    marks = [x.of for x in leaves if isinstance(x, Marks)]
+    if not marks:
+        return lax.scan(step, carry, xs, reverse=reverse)
+
+    def at(carry: Tree, x: tuple[jax.Array, list[Any]]) -> tuple[Tree, Tree]:
+        i, others = x[0], iter(x[1])
+        ends = iter([Ends(m[i], m[i + 1]) for m in marks])
+        given = [next(ends if isinstance(a, Marks) else others) for a in leaves]
+        return step(carry, treedef.unflatten(given))
+
+    others = [x for x in leaves if not isinstance(x, Marks)]
+    return lax.scan(at, carry, (jnp.arange(len(marks[0]) - 1), others), reverse=reverse)
 
 
 def arranged_rhs(p: Problem, l: int, rhs: Rhs | None) -> Rhs | None:
