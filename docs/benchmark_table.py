@@ -20,9 +20,10 @@ ROWS = (
     "dense 64, batch 64, 128 layers: TorchBraid as recorded / MGRIT",
     "GRU 2 x 100, batch 100, 128 steps: TorchBraid as recorded / MGRIT",
     "convolutions, 32 channels: TorchBraid as recorded / MGRIT",
-    "Brusselator, RK4, 262144 steps",
+    "Brusselator, RK4, 262144 steps, last state",
+    "Brusselator, RK4, 262144 steps, all states",
     "dense 64, batch 64, 128 layers, 2 levels: MGRIT / own serial step",
-    "MLP 256, batch 64, 256 layers, m = 16",
+    "MLP 256, batch 64, 512 layers, m = 32",
 )
 
 
