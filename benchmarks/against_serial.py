@@ -27,10 +27,10 @@ from jaxbraid.problems import Problem
 ACCURACY = 1e-10
 LIMITS = """
 k iterations make all steps k times, the last sweep, for all states, once more, and the coarse steps
-are made 2 k + 1 times. Of a Brusselator's 7 ns a step the arithmetic of the one sweep is 2 (the
-core's peak; 26 in the scan, which waits for each result), bringing the times of steps into the
-order of intervals 3, coarse steps 1 to 2; writing all states and bringing them into the order of
-time is 6 more and the second sweep 2. A kernel has one result on CPUs, so two numbers share one as
+are made 2 k + 1 times. Of a Brusselator's 5 to 6 ns a step the arithmetic of the one sweep is 2
+(the core's peak; 26 in the scan, which waits for each result), bringing the times of steps into the
+order of intervals 2, coarse steps 1 to 2; the second sweep is 2 more, and writing all states and
+bringing them into the order of time 5. A kernel has one result on CPUs, so two numbers share one as
 parts of a complex number; three numbers (Lorenz) take two, and what they have in common is computed
 twice. A step of the heat equation takes 6 us in the scan, of which the solve takes 4, and 2 in a
 batch: at the four or five times that all steps are made here that is no gain, over a scan with
