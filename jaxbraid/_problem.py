@@ -179,10 +179,9 @@ def forward_one(setup: Setup, space: Space, level: int, x: Inputs, u: Tree, shar
 
 def taking_apart(setup: Setup, data: Data, inputs: tuple[Inputs, ...]) -> Callable[[Tree], Split]:
     """How to split states: into numbers where the steps of all levels allow it and gain by it."""
+    # linearisations that are kept are of states as the adjoint solve has them
     if setup.transfers is not None or setup.linearises_forward or not few(data.u0):
-        return (
-            Split.of
-        )  # (linearisations that are kept are of states as the adjoint solve has them)
+        return Split.of
     split = NumbersSplit.of(data.u0)
     numbers, rest = split(data.u0)
     for level, x in enumerate(inputs[: len(setup.steps)]):  # those with a step of their own

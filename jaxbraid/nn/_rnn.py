@@ -112,9 +112,9 @@ class RNN(nnx.Module):
 
     Weights are shared by all steps; what depends on the inputs alone (`project` of the lowest cell)
     is computed for all steps at once, outside the iteration, unless inputs of few features are read
-    faster than what is made of them (on CPUs). `model.set_attributes(serial=True)`
-    makes it exact and sequential, with the same parameters. Variables of a cell other than its
-    parameters are read, not changed.
+    faster than what is made of them (on CPUs). `model.set_attributes(serial=True)` makes it exact
+    and sequential, with the same parameters. Variables of a cell other than its parameters are
+    read, not changed.
 
     **Raises**
 
